@@ -11,6 +11,7 @@
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/experts.h"
+#include "twobp/nn/layers/latent_projections.h"
 #include "twobp/nn/layers/linear.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
@@ -174,6 +175,45 @@ LayerCase attention_case(const std::string& name, const AttentionShape& shape, i
   return c;
 }
 
+// The features that turn lie side by side in pairs, or in halves as in the result.
+LayerCase latent_case(const std::string& name, const LatentShape& shape, int64_t positions) {
+  LayerCase c;
+  c.name = name;
+  const int64_t heads = shape.heads, dim = shape.head_dim(), nope = shape.nope_dim, turning = shape.rope_dim;
+  const auto up = [](const std::string& part, int64_t rank, int64_t rows, at::ScalarType dtype) {
+    return make_sequential(std::make_unique<RmsNorm>(part + ".norm", rank, kEps, dtype),
+                           linear({{part, rows}}, rank, dtype));
+  };
+  c.make = [=](at::ScalarType dtype) {
+    std::unique_ptr<Layer> query;
+    if (shape.q_rank > 0) query = up("q", shape.q_rank, heads * dim, dtype);
+    return std::make_unique<LatentProjections>(shape, std::move(query),
+                                               up("kv", shape.kv_rank, heads * (nope + shape.value_dim), dtype));
+  };
+  c.input = sizes({positions, shape.input()});
+  c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
+    const auto of = [&](int64_t first, int64_t rank, size_t weight) {
+      return reference::linear(reference::rms_norm(x.narrow(2, first, rank), w[weight], kEps), w[weight + 1])
+          .unflatten(2, {heads, -1});
+    };
+    const auto halves = [&](const at::Tensor& r) {
+      if (!shape.interleaved) return r;
+      return at::cat({r.slice(-1, 0, turning, 2), r.slice(-1, 1, turning, 2)}, -1);
+    };
+    const bool ranked = shape.q_rank > 0;
+    const at::Tensor q = ranked ? of(0, shape.q_rank, 0) : x.narrow(2, 0, heads * dim).unflatten(2, {heads, dim});
+    const at::Tensor kv = of(shape.query_width(), shape.kv_rank, ranked ? 2 : 0);
+    const at::Tensor r = x.narrow(2, shape.query_width() + shape.kv_rank, turning).unsqueeze(2);
+    const at::Tensor q_turned = at::cat({q.narrow(3, 0, nope), halves(q.narrow(3, nope, turning))}, 3);
+    const at::Tensor k = at::cat({kv.narrow(3, 0, nope), halves(r).expand({-1, -1, heads, -1})}, 3);
+    return at::cat({q_turned.flatten(2), k.flatten(2), kv.narrow(3, nope, shape.value_dim).flatten(2)}, 2);
+  };
+  // As for RmsNorm and Linear, and the sum over heads.
+  const int64_t widest = std::max({shape.q_rank, shape.kv_rank, heads * (dim + shape.value_dim), int64_t{64}});
+  c.roundings = static_cast<double>(2 * widest + 2 * positions + heads) + 24;
+  return c;
+}
+
 LayerCase gated_case(const std::string& name, Gate gate, int64_t positions, int64_t cols) {
   LayerCase c;
   c.name = name;
@@ -257,26 +297,69 @@ LayerCase limited_experts_case(const std::string& name, const ExpertsShape& shap
   return c;
 }
 
+// Shows the tests only what is trained. The correction, the second parameter, has these numbers.
+at::Tensor correction_of(int64_t experts) {
+  return at::sin(at::arange(experts, at::kDouble) * 2) * 0.5;
+}
+
+class TrainedExperts : public Layer {
+ public:
+  TrainedExperts(std::unique_ptr<Experts> layer, int64_t experts) : layer_(std::move(layer)) {
+    layer_->collect_parameters(all_);
+    all_[1]->allocate_value(1);
+    all_[1]->value.copy_(correction_of(experts));
+  }
+  Values forward(Values x, Context& context, Saved& saved) override {
+    all_[1]->move_to(x[0].device());
+    return layer_->forward(std::move(x), context, saved);
+  }
+  Values backward_p1(Values dy, Context& context, Saved& saved) override {
+    return layer_->backward_p1(std::move(dy), context, saved);
+  }
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { layer_->collect_p2(saved, units); }
+  void collect_parameters(std::vector<Parameter*>& parameters) override {
+    for (Parameter* parameter : all_)
+      if (parameter->trainable()) parameters.push_back(parameter);
+  }
+
+ private:
+  std::unique_ptr<Experts> layer_;
+  std::vector<Parameter*> all_;
+};
+
 LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64_t positions, int64_t shared = 0) {
   LayerCase c;
   c.name = name;
-  c.make = [=](at::ScalarType dtype) {
+  c.make = [=](at::ScalarType dtype) -> std::unique_ptr<Layer> {
     std::unique_ptr<Layer> of_all;
+    ExpertsNames names{"router", "expert", "gate", "up", "down"};
+    if (shape.sigmoid) names.correction = "correction";
     if (shared > 0) {
       of_all = std::make_unique<Switched>(
           linear({{"switch", 1}}, shape.dim, dtype),
           make_sequential(linear({{"shared", 2 * shared}}, shape.dim, dtype), std::make_unique<GatedUnit>(shape.gate),
                           linear({{"out", shape.dim}}, shared, dtype)));
     }
-    return std::make_unique<Experts>(ExpertsNames{"router", "expert", "gate", "up", "down"}, shape, kStd, dtype,
-                                     std::move(of_all));
+    auto layer = std::make_unique<Experts>(names, shape, kStd, dtype, std::move(of_all));
+    if (!shape.sigmoid) return layer;
+    return std::make_unique<TrainedExperts>(std::move(layer), shape.experts);
   };
   c.input = sizes({positions, shape.dim});
   c.reference = [=](const at::Tensor& x, const Weights& w, const Fields&) {
-    const at::Tensor scores = at::softmax(reference::linear(x, w[0]), -1);
-    const at::Tensor chosen = at::zeros_like(scores).scatter_(-1, std::get<1>(at::topk(scores, shape.chosen, -1)), 1);
+    const at::Tensor logits = reference::linear(x, w[0]);
+    const at::Tensor scores = shape.sigmoid ? at::sigmoid(logits) : at::softmax(logits, -1);
+    at::Tensor ranks = shape.sigmoid ? scores + correction_of(shape.experts) : scores;
+    if (shape.groups > 1) {
+      const at::Tensor by_group = std::get<0>(at::sort(ranks.unflatten(-1, {shape.groups, -1}), -1, true));
+      const at::Tensor best = by_group.narrow(-1, 0, shape.sigmoid ? 2 : 1).sum(-1);
+      const at::Tensor groups = std::get<1>(at::topk(best, shape.chosen_groups, -1));
+      const at::Tensor seen = at::zeros_like(best).scatter(-1, groups, 1);
+      ranks = ranks - 100 * (1 - seen).repeat_interleave(shape.experts / shape.groups, -1);
+    }
+    const at::Tensor chosen = at::zeros_like(scores).scatter_(-1, std::get<1>(at::topk(ranks, shape.chosen, -1)), 1);
     at::Tensor weights = scores * chosen;
     if (shape.normalized) weights = weights / weights.sum(-1, true);
+    weights = weights * shape.scale;
     const at::Tensor up = w[1].view({shape.experts, -1, shape.dim});
     const at::Tensor down = w[2].view({shape.experts, shape.dim, -1});
     at::Tensor sum = at::zeros_like(x);
@@ -290,6 +373,21 @@ LayerCase experts_case(const std::string& name, const ExpertsShape& shape, int64
   };
   c.roundings = static_cast<double>(2 * positions + 4 * shape.hidden + 4 * shared + 4 * shape.dim + shape.experts) + 60;
   return c;
+}
+
+ExpertsShape of_groups(ExpertsShape shape, int64_t groups, int64_t chosen, double scale, bool sigmoid) {
+  shape.groups = groups;
+  shape.chosen_groups = chosen;
+  shape.scale = scale;
+  shape.sigmoid = sigmoid;
+  return shape;
+}
+
+AttentionShape with_values(int64_t head_dim, int64_t value_dim) {
+  AttentionShape shape{3, 3, head_dim, {100}, 4, 0, 0.4};
+  shape.value_dim = value_dim;
+  shape.rotary_last = true;
+  return shape;
 }
 
 LayerCase residual_case() {
@@ -431,6 +529,11 @@ const std::vector<LayerCase>& layer_cases() {
       attention_case("AttentionSinksPaddedInWindows", {4, 2, 6, {100}, -1, 20}, 70, true, true, true),
       attention_case("AttentionScaledAndCapped", {4, 2, 6, {100}, -1, 0, 0.7, 1.5}, 5),
       attention_case("AttentionInterleaved", {3, 3, 6, {100}, 2, 0, 0, 0, true}, 5),
+      attention_case("AttentionOfNarrowValues", with_values(6, 4), 5),
+      attention_case("AttentionOfWideValuesLarge", with_values(14, 18), 133, true),
+      latent_case("LatentProjections", {2, 3, 4, 5, 0, 7, true}, 3),
+      latent_case("LatentProjectionsOfCompressedQueries", {3, 2, 6, 3, 5, 4, true}, 3),
+      latent_case("LatentProjectionsInHalvesLarge", {4, 17, 6, 11, 33, 37, false}, 65),
       attention_case("AttentionOfAllKinds", {2, 2, 18, {100}, 8, 70, 0.3, 2.5, true}, 133, true),
       query_key_norm_case("QueryKeyNorm", {4, 2, 5, false}, 3, GainForm::kWeight),
       query_key_norm_case("QueryKeyNormWhole", {2, 1, 5, true}, 3, GainForm::kOnePlusWeight),
@@ -449,6 +552,9 @@ const std::vector<LayerCase>& layer_cases() {
       experts_case("ExpertsOneChosen", {5, 3, 2, 1, false}, 3),
       experts_case("ExpertsAndShared", {5, 3, 4, 2, true}, 3, 4),
       limited_experts_case("ExpertsLimited", {5, 3, 4, 2, true, Gate::kSilu, true, 0.8}, 4),
+      experts_case("ExpertsOfGroups", of_groups({5, 3, 8, 2, false}, 4, 2, 1.7, false), 3),
+      experts_case("ExpertsOfSigmoidGroups", of_groups({5, 3, 8, 3, true}, 4, 2, 2.5, true), 3, 4),
+      experts_case("ExpertsOfSigmoidScores", of_groups({5, 3, 8, 4, false}, 1, 1, 0.7, true), 4),
       experts_case("ExpertsLarge", {33, 17, 16, 4, true}, 65),
       residual_case(),
       scaled_residual_case(),

@@ -4,6 +4,7 @@
 #include "tests/nn/layer_test_util.h"
 #include "twobp/models/decoder/family.h"
 #include "twobp/models/freeze.h"
+#include "twobp/nn/layers/experts.h"
 #include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp::TWOBP_FILE {
@@ -43,6 +44,47 @@ TEST(Lora, AgreesWithAutograd) {
   EXPECT_FALSE(parameters[0]->grad.defined()) << "a frozen weight has no gradient buffer";
   for (size_t i = 1; i < 5; ++i) {
     test::expect_close(parameters[i]->grad, w[i].grad(), roundings, at::kDouble, parameters[i]->name());
+  }
+}
+
+// Each expert has adapters of its own. The reference computes all experts for every token.
+TEST(Lora, OfExpertsAgreesWithAutograd) {
+  const ExpertsShape shape{.dim = 5, .hidden = 3, .experts = 4, .chosen = 2, .normalized = true};
+  ExpertsNames names{"router", "expert", "gate", "up", "down"};
+  names.input_module = "mlp.experts.gate_up_proj";
+  names.output_module = "mlp.experts.down_proj";
+  const LoraOptions lora{2, 6, {"experts.gate_up_proj", "experts.down_proj"}};
+  Experts layer(names, shape, 0.5, at::kDouble, nullptr, lora);
+  const auto parameters = made_parameters(layer);
+  ASSERT_EQ(parameters.size(), 7u);  // the router, then the weight, A and B of gate and up, and of down
+  EXPECT_EQ(parameters[3]->parts()[1].name, "mlp.experts.gate_up_proj.1.lora_B.weight");
+  at::Tensor x = random({7, 5}, 1).requires_grad_(true);
+  std::vector<at::Tensor> w;
+  for (const Parameter* p : parameters) w.push_back(p->value.clone().requires_grad_(true));
+  const auto of = [&](size_t first, int64_t expert, const at::Tensor& in) {
+    const auto part = [&](size_t i) { return w[first + i].chunk(4)[expert]; };
+    return at::matmul(in, part(0).t()) + at::matmul(at::matmul(in, part(1).t()), part(2).t()) * 3;
+  };
+  const at::Tensor scores = at::softmax(at::matmul(x, w[0].t()), -1);
+  const at::Tensor chosen = at::zeros_like(scores).scatter(-1, std::get<1>(at::topk(scores, 2, -1)), 1);
+  const at::Tensor weights = scores * chosen / (scores * chosen).sum(-1, true);
+  at::Tensor y = at::zeros({7, 5}, at::kDouble);
+  for (int64_t e = 0; e < 4; ++e) {
+    const auto halves = of(1, e, x).chunk(2, -1);
+    y = y + weights.select(-1, e).unsqueeze(-1) * of(4, e, at::silu(halves[0]) * halves[1]);
+  }
+  const at::Tensor dy = random({7, 5}, 2);
+  y.backward(dy);
+
+  test::MicroBatch micro_batch(layer);
+  const double roundings = 200;
+  test::expect_close(micro_batch.forward(x.detach().clone()), y.detach(), roundings, at::kDouble, "y");
+  test::expect_close(micro_batch.p1(dy.clone()), x.grad(), roundings, at::kDouble, "dx");
+  micro_batch.p2();
+  for (size_t i = 0; i < 7; ++i) {
+    EXPECT_EQ(parameters[i]->has_grad(), i != 1 && i != 4) << "only the weights of experts are frozen";
+    if (parameters[i]->has_grad())
+      test::expect_close(parameters[i]->grad, w[i].grad(), roundings, at::kDouble, parameters[i]->name());
   }
 }
 

@@ -66,10 +66,12 @@ TEST(Operators, AttendAsTheKernelsDo) {
   PackedAttention interleaved = causal;
   interleaved.kv_heads = 4;
   interleaved.interleaved = true;
-  for (const PackedAttention& attention : {causal, bidirectional, window, documents, both, interleaved}) {
-    SCOPED_TRACE(concat("window ", attention.window, ", cap ", attention.cap));
+  PackedAttention narrow = window;
+  narrow.value_dim = 4;
+  for (const PackedAttention& attention : {causal, bidirectional, window, documents, both, interleaved, narrow}) {
+    SCOPED_TRACE(concat("window ", attention.window, ", cap ", attention.cap, ", values ", attention.value_width()));
     const at::Tensor packed = random({2, 133, attention.packed()}, 1);
-    const at::Tensor dout = random({2, 133, 24}, 2);
+    const at::Tensor dout = random({2, 133, attention.out_width()}, 2);
     const auto run = [&] {
       std::vector<at::Tensor> results = {at::empty_like(dout), at::empty({2, 4, 133}, packed.options()),
                                          at::empty_like(packed)};

@@ -35,9 +35,11 @@ inline at::Tensor rope(const at::Tensor& x, double theta) {
   return x * angle.cos() + rotated * angle.sin();
 }
 
-// Of the first `dims` numbers of a head.
-inline at::Tensor rope(const at::Tensor& x, double theta, int64_t dims) {
+// Of the first `dims` numbers of a head, or of the `last`.
+inline at::Tensor rope(const at::Tensor& x, double theta, int64_t dims, bool last = false) {
   if (dims == 0) return x;
+  const int64_t rest = x.size(3) - dims;
+  if (last) return at::cat({x.narrow(3, 0, rest), rope(x.narrow(3, rest, dims), theta)}, 3);
   return at::cat({rope(x.narrow(3, 0, dims), theta), x.narrow(3, dims, x.size(3) - dims)}, 3);
 }
 
@@ -46,8 +48,8 @@ inline at::Tensor soft_cap(const at::Tensor& x, double cap) {
   return cap > 0 ? cap * at::tanh(x / cap) : x;
 }
 
-// Packed (q | k | v), (B, S, (H + 2 K) D) -> (B, S, H D). `mask` (B, S) is 0 for padding, and may be undefined. `sinks`
-// (H) are scores without a value.
+// Packed (q | k | v), (B, S, H D + K (D + V)) -> (B, S, H V). `mask` (B, S) is 0 for padding, and may be undefined.
+// `sinks` (H) are scores without a value.
 inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shape, const at::Tensor& mask = {},
                             const at::Tensor& starts = {}, const at::Tensor& sinks = {}) {
   const int64_t batch = packed.size(0);
@@ -55,16 +57,18 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
   const at::Tensor rows =
       shape.interleaved ? packed.view({batch, positions, shape.heads, 3, shape.head_dim}).transpose(2, 3).flatten(2)
                         : packed;
-  const auto heads = [&](int64_t first, int64_t count) {
-    return rows.narrow(2, first * shape.head_dim, count * shape.head_dim)
-        .reshape({batch, positions, count, shape.head_dim})
-        .transpose(1, 2);
+  const int64_t values = shape.value_dim > 0 ? shape.value_dim : shape.head_dim;
+  const auto heads = [&](int64_t first, int64_t count, int64_t dim) {
+    return rows.narrow(2, first * shape.head_dim, count * dim).reshape({batch, positions, count, dim}).transpose(1, 2);
   };
   const int64_t group = shape.heads / shape.kv_heads;
   const int64_t dims = shape.rotary_dims();
-  const at::Tensor q = rope(heads(0, shape.heads), shape.rope.theta, dims);
-  const at::Tensor k = rope(heads(shape.heads, shape.kv_heads), shape.rope.theta, dims).repeat_interleave(group, 1);
-  const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads).repeat_interleave(group, 1);
+  const auto turned = [&](int64_t first, int64_t count) {
+    return rope(heads(first, count, shape.head_dim), shape.rope.theta, dims, shape.rotary_last);
+  };
+  const at::Tensor q = turned(0, shape.heads);
+  const at::Tensor k = turned(shape.heads, shape.kv_heads).repeat_interleave(group, 1);
+  const at::Tensor v = heads(shape.heads + shape.kv_heads, shape.kv_heads, values).repeat_interleave(group, 1);
   at::Tensor hidden = at::ones({positions, positions}, at::kBool).triu(1);
   if (shape.window > 0) hidden.logical_or_(at::ones_like(hidden).tril(-shape.window));
   if (starts.defined()) {
@@ -80,7 +84,7 @@ inline at::Tensor attention(const at::Tensor& packed, const AttentionShape& shap
     seen = at::cat({seen, sinks.view({1, -1, 1, 1}).expand({batch, shape.heads, positions, 1})}, 3);
   }
   const at::Tensor p = at::softmax(seen, -1).narrow(3, 0, positions).masked_fill(hidden, 0);
-  return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * shape.head_dim});
+  return at::matmul(p, v).transpose(1, 2).reshape({batch, positions, shape.heads * values});
 }
 
 // The sum of -log p(label) over counted labels, times scale.

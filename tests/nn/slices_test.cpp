@@ -125,8 +125,8 @@ void expect_slices_agree(Layer& layer, const at::Tensor& x, const Fields& fields
 // Layers of models that slices are for. The others read all positions at once, or have none.
 bool takes_slices(const LayerCase& c) {
   static const std::vector<std::string> prefixes = {
-      "Embedding",    "LearnedPositions", "Linear", "RmsNorm", "Attention",  "QueryKeyNorm", "SwiGlu",   "GeGlu",
-      "CrossEntropy", "Nested",           "Conv1d", "Scan",    "MambaMixer", "ResidualOf",   "LayerNorm"};
+      "Embedding",    "LearnedPositions", "Linear", "RmsNorm", "Attention",  "QueryKeyNorm", "SwiGlu",    "GeGlu",
+      "CrossEntropy", "Nested",           "Conv1d", "Scan",    "MambaMixer", "ResidualOf",   "LayerNorm", "Latent"};
   for (const std::string& prefix : prefixes) {
     if (c.name.starts_with(prefix)) return true;
   }

@@ -188,5 +188,30 @@ def gpt_oss(dice):
                                      rope_parameters=dice.choice([yarn, {"rope_type": "default", "rope_theta": 1e3}]))
 
 
+def latent(dice, groups):
+    # transformers' second generation takes no odd strides.
+    heads, count = dice.randint(1, 3), groups * dice.randint(2, 3)
+    chosen = dice.randint(1, groups)
+    return dict(hidden_size=heads * dice.randint(6, 12), num_hidden_layers=dice.randint(1, 3), num_attention_heads=heads, num_key_value_heads=heads,
+                intermediate_size=dice.randint(5, 40), moe_intermediate_size=dice.randint(3, 20), vocab_size=dice.randint(40, 90), initializer_range=0.1,
+                max_position_embeddings=64, q_lora_rank=dice.choice([None, dice.randint(2, 9)]), kv_lora_rank=2 * dice.randint(1, 5),
+                qk_nope_head_dim=2 * dice.randint(1, 4), qk_rope_head_dim=2 * dice.randint(1, 4), v_head_dim=dice.randint(1, 9), n_routed_experts=count,
+                num_experts_per_tok=dice.randint(1, chosen * count // groups), n_shared_experts=dice.randint(1, 2), n_group=groups, topk_group=chosen,
+                first_k_dense_replace=dice.randint(0, 2), routed_scaling_factor=dice.choice([1.0, 2.5]), experts_implementation="eager",
+                rope_parameters={"rope_theta": 1e3, **dice.choice([{"rope_type": "default"}, {
+                    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.9}])})
+
+
+def deepseek_v2(dice):
+    groups = dice.choice([1, 3])
+    return transformers.DeepseekV2Config(**latent(dice, groups), **common(dice), **rms(dice), mlp_bias=dice.random() < 0.5,
+                                         topk_method="group_limited_greedy" if groups > 1 else "greedy")
+
+
+def deepseek_v3(dice):
+    return transformers.DeepseekV3Config(**latent(dice, dice.choice([1, 3])), **common(dice), **rms(dice), norm_topk_prob=dice.random() < 0.5,
+                                         rope_interleave=dice.random() < 0.5)
+
+
 FAMILIES = [llama, mistral, qwen2, qwen3, phi3, olmo2, gemma, gemma2, gemma3_text, smollm3, gpt2, gpt_neox, granite, stablelm, starcoder2]
-MIXTURES = [mixtral, qwen2_moe, qwen3_moe, olmoe, granitemoe, gpt_oss]
+MIXTURES = [mixtral, qwen2_moe, qwen3_moe, olmoe, granitemoe, gpt_oss, deepseek_v2, deepseek_v3]

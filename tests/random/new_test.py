@@ -26,7 +26,8 @@ import transformers
 from command_line import options_of
 
 TYPES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "olmo2", "gemma", "gemma2", "gemma3_text", "smollm3", "gpt2", "gpt_neox", "granite",
-         "stablelm", "starcoder2", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "bert", "mamba"]
+         "stablelm", "starcoder2", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe", "gpt_oss", "deepseek_v2", "deepseek_v3",
+         "bert", "mamba"]
 VOCAB, SEQUENCE, SAMPLES, HELD_OUT = 40, 12, 24, 8
 TOLERANCE = 2e-5  # of losses of about 4
 # Settings of which a model type has some. The program says which it does not have.

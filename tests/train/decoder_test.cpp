@@ -68,6 +68,7 @@ TEST_P(EveryFamily, TrainsInReducedPrecision) {
   if (const int64_t experts = decoder_family(GetParam()).defaults.experts; experts > 0) {
     all.push_back(concat("model.experts_per_token=", experts));
   }
+  if (has_option(decoder_family(GetParam()), "expert_groups")) all.emplace_back("model.chosen_groups=4");
   const Outcome exact = run(config_of(1, all), {"1f1b", P2Policy::kOff});
   all.emplace_back("train.precision=bf16");
   const Outcome rounded = run(config_of(2, all), {"1f1b", P2Policy::kFill});
@@ -78,8 +79,11 @@ TEST_P(EveryFamily, TrainsInReducedPrecision) {
 TEST_P(EveryFamily, TrainsOnlyAdapters) {
   const DecoderFamily& family = decoder_family(GetParam());
   std::string targets;
-  const std::string mlp = family.defaults.experts > 0 ? family.names.attention_output : family.names.mlp_output;
-  for (const std::string& name : {family.names.qkv.front(), mlp}) targets += (targets.empty() ? "" : ",") + name;
+  const bool experts = family.defaults.experts > 0;
+  std::vector<std::string> names = {family.names.qkv.front(),
+                                    experts ? family.names.attention_output : family.names.mlp_output};
+  if (experts) names.insert(names.end(), family.names.expert_modules.begin(), family.names.expert_modules.end());
+  for (const std::string& name : names) targets += (targets.empty() ? "" : ",") + name;
   Trainer trainer(config_of(2, {"model.lora=2", "model.lora_targets=" + targets, "optimizer.lr=0.05"}));
   const auto before = test::copies_of(trainer.weights());
   for (const Batch& batch : batches()) trainer.step(batch, {"1f1b", P2Policy::kFill});
@@ -90,7 +94,8 @@ TEST_P(EveryFamily, TrainsOnlyAdapters) {
     EXPECT_EQ(same, !is_adapter(weights[i]->name())) << weights[i]->name();
     changed += same ? 0 : 1;
   }
-  EXPECT_EQ(changed, 3 * 2 * 2);  // blocks, targets, A and B
+  const auto with_experts = static_cast<int>(3 - family.defaults.dense_layers);
+  EXPECT_EQ(changed, (3 * 2 + (experts ? with_experts * 2 : 0)) * 2);  // blocks, targets, A and B
 }
 
 TEST_P(EveryFamily, KeepsFrozenWeights) {
@@ -100,7 +105,8 @@ TEST_P(EveryFamily, KeepsFrozenWeights) {
   trainer.step(batches()[1], {"1f1b", P2Policy::kFill});
   for (size_t i = 0; i < before.size(); ++i) {
     const std::string& name = trainer.weights()[i]->name();
-    const bool frozen = name.starts_with(family.names.embedding) || name.starts_with(family.names.blocks + "0.");
+    const bool frozen = name.starts_with(family.names.embedding) || name.starts_with(family.names.blocks + "0.") ||
+                        (!family.names.correction.empty() && name.ends_with(family.names.correction));
     EXPECT_EQ(test::same_bits(before[i], trainer.weights()[i]->value), frozen) << name;
   }
 }

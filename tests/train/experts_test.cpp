@@ -23,6 +23,7 @@
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/update/update.h"
 #include "twobp/train/weights/save_model.h"
+#include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/start.h"
 #include "twobp/transport/store/store_connection.h"
 
@@ -99,6 +100,7 @@ Config config_of(const std::string& family, int replicas, int experts, const std
                                    concat("pipeline.data_parallel=", replicas),
                                    concat("pipeline.experts=", experts)};
   if (family == "qwen2_moe") keys.emplace_back("model.shared_hidden=11");
+  if (family == "gpt_oss") keys.emplace_back("model.hidden=16");  // for its biases
   keys.insert(keys.end(), more.begin(), more.end());
   Config config = test::family_config(decoder_family(family), 1, keys);
   config.pipeline.timeout = 60;
@@ -121,7 +123,7 @@ Config with(Config config, const std::function<void(Config&)>& change) {
 }
 
 TEST(ExpertGroups, TheBitsDoNotDependOnTheirSize) {
-  for (const std::string family : {"qwen3_moe", "qwen2_moe"}) {
+  for (const std::string family : {"qwen3_moe", "qwen2_moe", "granitemoe", "gpt_oss", "deepseek_v3"}) {
     for (const int replicas : {2, 4}) {
       const Training expected = run(config_of(family, replicas, 1, {"pipeline.p2=off"}));
       for (int experts = 2; experts <= replicas; experts *= 2) {
@@ -175,6 +177,11 @@ TEST(ExpertGroups, OtherUpdatesKeepTheBits) {
        [](Config& c) {
          c.train.precision = "fp16";
          c.train.loss_scale = 1e9;
+       }},
+      {"adapters",
+       [](Config& c) {
+         c.model.lora = 4;
+         c.model.lora_targets = {"o_proj", "experts.gate_up_proj", "experts.down_proj"};
        }},
       {"frozen experts", [](Config& c) { c.model.freeze = {"model.layers.1.*experts.*"}; }}};
   for (const auto& [what, change] : changes) {
@@ -311,7 +318,7 @@ TEST(ExpertGroups, AnotherSizeResumes) {
 
 // Each replica writes the experts that it holds, and reads them.
 TEST(ExpertGroups, SaveAndLoadAModel) {
-  for (const std::string family : {"mixtral", "qwen2_moe"}) {
+  for (const std::string family : {"mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3"}) {
     test::TempFolder folder;
     const auto save = [&](int experts) {
       const std::string to = folder.path(concat(experts));
@@ -344,6 +351,40 @@ TEST(ExpertGroups, SaveAndLoadAModel) {
   }
 }
 
+// Also adapters, whose files have one tensor for all experts.
+TEST(ExpertGroups, SaveAdapters) {
+  for (const std::string family : {"mixtral", "gpt_oss"}) {
+    test::TempFolder folder;
+    const auto save = [&](int experts) {
+      const Config config =
+          config_of(family, 4, experts, {"model.lora=4", "model.lora_targets=experts.gate_up_proj,experts.down_proj"});
+      run_worlds(threads_of(config), [&](World world) {
+        const Processes processes(*world.processes, config.pipeline.timeout);
+        Trainer trainer(config, std::move(world));
+        for (int step = 0; step < 2; ++step) trainer.step();
+        save_adapter(folder.path(concat(experts)), trainer.config().model, trainer.weights(), "float32", processes);
+      });
+      return folder.path(concat(experts));
+    };
+    const std::string whole = save(1);
+    const SafetensorsFile expected(whole + "/adapter_model.safetensors");
+    const SafetensorsFile actual(save(2) + "/adapter_model.safetensors");
+    ASSERT_EQ(actual.names(), expected.names());
+    EXPECT_EQ(expected.names().size(), 3u * 4);
+    for (const std::string& name : expected.names())
+      EXPECT_TRUE(same_bits(actual.tensor(name), expected.tensor(name))) << name;
+    // They are read as they were written.
+    Config config = config_of(family, 1, 1, {"model.lora=4"});
+    config.model.lora_targets = {"experts.gate_up_proj", "experts.down_proj"};
+    Trainer trainer(config);
+    load_adapter(whole, config.model, build_model(config.model), trainer.weights());
+    save_adapter(folder.path("again"), config.model, trainer.weights(), "float32", {});
+    const SafetensorsFile again(folder.path("again/adapter_model.safetensors"));
+    for (const std::string& name : expected.names())
+      EXPECT_TRUE(same_bits(again.tensor(name), expected.tensor(name))) << name;
+  }
+}
+
 TEST(ExpertGroups, ThroughTheStore) {
   const Config config = config_of("qwen2_moe", 2, 2);
   const Training expected = run(config_of("qwen2_moe", 2, 1));
@@ -372,7 +413,7 @@ TEST(ExpertGroups, RefuseWhatTheyCannotDo) {
   };
   refused("qwen3_moe", 3, 2, {}, {"pipeline.experts is 2", "pipeline.data_parallel is 3", "multiple"});
   refused("qwen3_moe", 3, 3, {}, {"pipeline.experts is 3", "does not divide the 8 experts"});
-  refused("gpt_oss", 2, 2, {}, {"pipeline.experts is 2", "model.type \"gpt_oss\""});
+  refused("gpt_oss", 4, 4, {"model.hidden=13"}, {"pipeline.experts is 4", "52 numbers", "bias", "multiple of 16"});
   refused("qwen3_moe", 2, 2, {"optimizer.type=muon"}, {"pipeline.experts is 2", "muon", "adamw"});
   refused("qwen3_moe", 2, 2, {"pipeline.recompute=[\"both\"]"}, {"pipeline.experts is 2", "both"});
   refused("qwen3_moe", 2, 2, {"pipeline.gradients=streamed", "train.clip_norm=0"}, {"streamed", "pipeline.experts"});

@@ -29,18 +29,13 @@ inline Config family_config(const DecoderFamily& family, int stages = 1, const s
                                    "optimizer.lr=0.01",
                                    "train.steps=2",
                                    "train.clip_norm=1"};
-  for (const auto& [option, value] : {std::pair{"kv_heads", "1"},
-                                      {"windows", "5,0"},
-                                      {"rope_layers", "1,0"},
-                                      {"attention_bias", "true"},
-                                      {"attention_cap", "2"},
-                                      {"logit_cap", "3"},
-                                      {"residual_scale", "0.5"},
-                                      {"positions", "40"},
-                                      {"rope_part", "0.5"},
-                                      {"attention_scale", "0.4"},
-                                      {"balance_loss", "0.1"},
-                                      {"pad_token", "3"}}) {
+  for (const auto& [option, value] : {std::pair{"kv_heads", "1"}, {"windows", "5,0"},      {"rope_layers", "1,0"},
+                                      {"attention_bias", "true"}, {"attention_cap", "2"},  {"logit_cap", "3"},
+                                      {"residual_scale", "0.5"},  {"positions", "40"},     {"rope_part", "0.5"},
+                                      {"attention_scale", "0.4"}, {"balance_loss", "0.1"}, {"expert_groups", "4"},
+                                      {"chosen_groups", "2"},     {"routed_scale", "1.5"}, {"nope_dim", "5"},
+                                      {"rope_dim", "4"},          {"value_dim", "6"},      {"q_rank", "7"},
+                                      {"kv_rank", "9"},           {"pad_token", "3"}}) {
     const bool one_window = std::string(option) == "windows" && family.windows == WindowsInFile::kEvery;
     if (has_option(family, option)) keys.push_back(concat("model.", option, "=", one_window ? "5" : value));
   }

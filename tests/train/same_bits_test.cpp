@@ -375,6 +375,13 @@ std::vector<Row> families() {
                      recomputed}});
     recomputed.stages = 3;
     recomputed.policy = P2Policy::kFill;
+    if (family.latent) {
+      rows.push_back({family.name + "Slices",
+                      with(config, slices({5, 11})),
+                      random(2, 3),
+                      {{"1f1b", P2Policy::kFill, 2}, of_split("zb-h1", P2Policy::kFill, {2, 3, 1, 2})},
+                      {slices({8, 8})}});
+    }
     const bool drops = has_option(family, "dropout");
     const Change undrop = [=](Config& c) {
       test::llama_of(c).attention_dropout = 0;

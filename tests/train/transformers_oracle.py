@@ -36,6 +36,8 @@ HEADS = dict(num_attention_heads=4, num_key_value_heads=2)
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 GEMMA = dict(COMMON, num_attention_heads=3, num_key_value_heads=1, head_dim=10, query_pre_attn_scalar=24)
 BALANCED = dict(output_router_logits=True, router_aux_loss_coef=0.3)
+LATENT = dict(COMMON, num_attention_heads=3, num_key_value_heads=3, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=6, v_head_dim=7,
+              moe_intermediate_size=16)
 DECODERS = {
     "llama": transformers.LlamaConfig(**COMMON, **HEADS, attention_bias=True, mlp_bias=True, rope_parameters=YARN),
     "llama-dynamic": transformers.LlamaConfig(**dict(COMMON, max_position_embeddings=16), **HEADS,
@@ -85,10 +87,20 @@ DECODERS = {
                                                attention_bias=False, layer_types=["full_attention"] * 3,
                                                rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     "olmoe": transformers.OlmoeConfig(**COMMON, **HEADS, **BALANCED, num_experts=4, num_experts_per_tok=2),
+    "deepseek_v2": transformers.DeepseekV2Config(**LATENT, q_lora_rank=None, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=2,
+                                                 mlp_bias=True, routed_scaling_factor=1.3, rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
+    "deepseek_v2-limited": transformers.DeepseekV2Config(**LATENT, q_lora_rank=9, n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1, n_group=3,
+                                                         topk_group=2, topk_method="group_limited_greedy", first_k_dense_replace=1, attention_bias=True,
+                                                         rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}),
+    "deepseek_v3": transformers.DeepseekV3Config(**LATENT, q_lora_rank=9, n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=4, topk_group=2,
+                                                 first_k_dense_replace=1, attention_bias=True, rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}),
+    "deepseek_v3-halves": transformers.DeepseekV3Config(**LATENT, q_lora_rank=None, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=2, n_group=1,
+                                                        topk_group=1, first_k_dense_replace=0, norm_topk_prob=False, rope_interleave=False,
+                                                        rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
 }
 # The parts of an expert, as twobp names them. In the module, all experts have one tensor, with gate and up in one.
 EXPERTS = {"mixtral": ("block_sparse_moe", ("w1", "w3"), ("w2",)), "qwen3_moe": ("mlp", ("gate_proj", "up_proj"), ("down_proj",))}
-EXPERTS["qwen2_moe"] = EXPERTS["olmoe"] = EXPERTS["gpt_oss"] = EXPERTS["qwen3_moe"]
+EXPERTS["qwen2_moe"] = EXPERTS["olmoe"] = EXPERTS["gpt_oss"] = EXPERTS["deepseek_v2"] = EXPERTS["deepseek_v3"] = EXPERTS["qwen3_moe"]
 EXPERTS["granitemoe"] = ("block_sparse_moe", *EXPERTS["qwen3_moe"][1:])
 PACKED = {"llama", "qwen3", "gpt2"}  # these have no window, because a mask from outside would replace it
 
@@ -164,6 +176,8 @@ def tensors_of(model, copy=True, of=lambda one: one):
     found = {}
     for name, one in {**dict(model.named_parameters()), **buffers}.items():
         one = of(one)
+        if one is None:  # the gradient of a buffer
+            continue
         found.update(experts_of(model, name, one) if ".experts." in name else {name: one})
     return {name: one.detach().clone().contiguous() if copy else one for name, one in found.items()}
 

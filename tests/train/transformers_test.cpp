@@ -72,7 +72,11 @@ const std::vector<std::string> kDecoders = {"llama",
                                             "olmoe",
                                             "granitemoe",
                                             "gpt_oss",
-                                            "gpt_oss-plain"};
+                                            "gpt_oss-plain",
+                                            "deepseek_v2",
+                                            "deepseek_v2-limited",
+                                            "deepseek_v3",
+                                            "deepseek_v3-halves"};
 const Family kFamilies[] = {{"decoders", kDecoders, {"data.sequence=32", "pipeline.micro_batch_size=2"}, 3e-3},
                             {"llama", {"grouped", "tied", "plain"}},
                             {"bert", {"tied", "untied"}},
@@ -143,7 +147,7 @@ class OfTransformers : public ::testing::Test {
     const json names = facts(name).at("names");
     Tensors found;
     for (const auto& [module, stored] : names.items())
-      found[stored.get<std::string>()] = tensors.tensor(module).clone();
+      if (tensors.contains(module)) found[stored.get<std::string>()] = tensors.tensor(module).clone();
     return found;
   }
 
@@ -410,14 +414,16 @@ TEST_F(DecoderTransformers, GradientsOfMixturesAreThoseOfTransformers) {
     const Tensors expected = theirs(name, "exact/gradients.safetensors");
     size_t compared = 0;
     for (const Parameter* parameter : parameters) {
+      if (!parameter->trainable()) continue;  // what corrects the choice of experts
       for (const auto& [part, gradient] : parameter->parts_of(parameter->grad)) {
-        EXPECT_LT(relative_error(gradient, expected.at(part)), 1e-10) << part;
+        const bool idle = largest(expected.at(part)) == 0;  // an expert without tokens
+        EXPECT_LT(idle ? largest(gradient) : relative_error(gradient, expected.at(part)), 1e-10) << part;
         ++compared;
       }
     }
     EXPECT_EQ(compared, expected.size());
   }
-  EXPECT_GE(mixtures, 9);
+  EXPECT_GE(mixtures, 13);
 }
 
 // transformers saves all experts of a layer in one tensor, if it is asked for the names of its modules.

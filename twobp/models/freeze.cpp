@@ -101,13 +101,19 @@ void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
   std::map<std::string, int> uses;    // by parameter
   std::set<std::string> projections;  // last parts of the matrices' names
   std::set<std::string> adapted;      // modules
+  std::set<std::string> stacks;       // of experts, adapted
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();
     for (const Parameter* parameter : parameters_of(*layer)) {
       for (const auto& part : parameter->parts()) {
         const std::string module = module_of(part.name);
         if (is_adapter(part.name)) {
-          adapted.insert(module.substr(0, module.rfind('.')));
+          const std::string base = module.substr(0, module.rfind('.'));
+          if (parameter->experts() > 0) {
+            stacks.insert(base.substr(0, base.rfind('.')));  // without the expert's number
+          } else {
+            adapted.insert(base);
+          }
         } else if (parameter->decays()) {
           ++uses[module];
           projections.insert(module.substr(module.rfind('.') + 1));
@@ -119,6 +125,7 @@ void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
     TWOBP_CHECK(uses[module] == 1, "model.lora_targets: ", module,
                 " is both the input and the output embedding: one adapter can't serve both, leave it out");
   }
+  adapted.merge(stacks);
   const std::vector<std::string> known(projections.begin(), projections.end());
   for (const std::string& target : lora.targets) {
     const bool used = std::any_of(adapted.begin(), adapted.end(), [&](const std::string& module) {

@@ -20,6 +20,7 @@ struct ExpertStack {
   size_t projections = 1;          // of an expert, one after the other in its outputs
   bool transposed = false;
   bool interleaved = false;  // their outputs take turns
+  std::string module{};      // the tensor in the module, for the name of its adapters; "": it has none
 
   // Part i of the stored tensor, a view.
   at::Tensor part(const at::Tensor& whole, size_t i) const;
@@ -29,7 +30,7 @@ struct ExpertStack {
 // An architecture's names for its tensors in a directory, where they differ from the model's.
 struct TensorNames {
   // Returns the model's name of a stored tensor, or "" if the model has no such parameter. Null: names are the same.
-  std::string (*rename)(const std::string& stored) = nullptr;
+  std::function<std::string(const std::string& stored)> rename;
   // Pairs of names for tensors that are the same in some models. If a directory has one of them, it serves as the other
   // too.
   std::vector<std::pair<std::string, std::string>> same;

@@ -91,10 +91,6 @@ void check_experts(const Config& config) {
   };
   if (config.pipeline.device != "cpu")
     excludes(concat("pipeline.device \"", config.pipeline.device, "\""), "set it to \"cpu\"");
-  // A process writes all experts of a layer into one tensor, and has only some.
-  const ModelType& type = config.model.type.type();
-  if (type.names(config.model.type).writes_stacks)
-    excludes(concat("model.type \"", type.name, "\""), "set pipeline.experts to 1");
   if (config.optimizer.type == "muon") excludes("optimizer.type \"muon\"", "set it to \"adamw\"");
   for (const std::string& rule : config.pipeline.recompute) {
     if (repeats_in_w(rule)) excludes(concat("pipeline.recompute \"", rule, "\""), "recompute activations, or nothing");

@@ -109,6 +109,16 @@ bool is_null(const CheckedJson& file, const FileKey& key) {
   return found != file.object.end() ? found->is_null() : json::parse(key.otherwise).is_null();
 }
 
+constexpr const char* kOneGroup = "greedy";
+constexpr const char* kSomeGroups = "group_limited_greedy";
+
+void read_limit(const CheckedJson& file, const FileKey& key, int64_t groups) {
+  const std::string choice = file.text(key.name, kOneGroup);
+  TWOBP_CHECK(choice == (groups > 1 ? kSomeGroups : kOneGroup) || (groups <= 1 && choice == kSomeGroups), file.origin,
+              ": ", key.name, " ", shown(choice), " is not supported with ", groups, " groups of experts: \"",
+              kOneGroup, "\" is with one, and \"", kSomeGroups, "\" with several");
+}
+
 void read_key(const CheckedJson& file, const FileKey& key, DecoderOptions& o) {
   const FileValue value(file, key);
   const CheckedJson& section = value.section;
@@ -125,9 +135,11 @@ void read_key(const CheckedJson& file, const FileKey& key, DecoderOptions& o) {
       [&](auto* field) {
         using Value = std::remove_pointer_t<decltype(field)>;
         if constexpr (std::is_same_v<Value, int64_t>) {
+          if (key.form == FileForm::kLimited) return read_limit(section, key, *field);
           *field = null ? 0 : section.integer(key.name);
-          TWOBP_CHECK(null || *field > 0 || find_in(file, key) == file.object.end(), file.origin, ": ", key.name,
-                      " 0 is not supported: an integer from 1 is");
+          const bool zero = key.form == FileForm::kOrZero || find_in(file, key) == file.object.end();
+          TWOBP_CHECK(null || *field > 0 || (*field == 0 && zero), file.origin, ": ", key.name, " ", *field,
+                      " is not supported: an integer from 1 is");
         } else if constexpr (std::is_same_v<Value, double>) {
           const double number = null ? 0 : section.number(key.name);
           const bool above = key.form == FileForm::kInverse || key.form == FileForm::kInverseRoot;
@@ -156,6 +168,9 @@ json file_value(const FileKey& key, DecoderOptions& o, const json& before) {
         using Value = std::remove_pointer_t<decltype(field)>;
         if constexpr (std::is_same_v<Value, double>) {
           return to_file(key, *field);
+        } else if constexpr (std::is_same_v<Value, int64_t>) {
+          if (key.form == FileForm::kLimited) return *field > 1 ? kSomeGroups : kOneGroup;
+          return key.form == FileForm::kOrNull && *field == 0 ? json() : json(*field);
         } else if constexpr (std::is_same_v<Value, std::string>) {
           for (const auto& [theirs, ours] : kActivations) {
             if (before == theirs && *field == ours) return before;
@@ -164,7 +179,7 @@ json file_value(const FileKey& key, DecoderOptions& o, const json& before) {
             if (*field == ours) return theirs;
           }
           return *field;
-        } else if constexpr (std::is_same_v<Value, int64_t> || std::is_same_v<Value, bool>) {
+        } else if constexpr (std::is_same_v<Value, bool>) {
           return *field;
         } else {
           fail("model.", key.option, " is not written to config.json like this");
@@ -202,15 +217,19 @@ std::string file_name(const DecoderFamily& family, const std::string& option) {
 void check_sizes(const DecoderFamily& family, const CheckedJson& file, const DecoderOptions& given) {
   const auto name = [&](const char* option) { return file_name(family, option); };
   TWOBP_CHECK(given.heads > 0, file.origin, ": ", name("heads"), " is 0");
-  TWOBP_CHECK(given.head_dim > 0 || given.dim % given.heads == 0, file.origin, ": ", name("dim"), " ", given.dim,
-              " is not divisible by ", name("heads"), " ", given.heads,
+  TWOBP_CHECK(family.latent || given.head_dim > 0 || given.dim % given.heads == 0, file.origin, ": ", name("dim"), " ",
+              given.dim, " is not divisible by ", name("heads"), " ", given.heads,
               has_option(family, "head_dim") ? ", and head_dim is not given" : "");
   const DecoderOptions o = filled_in(family, given);
   TWOBP_CHECK(o.kv_heads > 0 && o.heads % o.kv_heads == 0, file.origin, ": ", name("kv_heads"), " ", o.kv_heads,
               " does not divide ", name("heads"), " ", o.heads);
+  TWOBP_CHECK(!family.latent || o.kv_heads == o.heads, file.origin, ": ", name("kv_heads"), " ", o.kv_heads,
+              " is not supported: as many as ", name("heads"), ", ", o.heads, ", are");
   TWOBP_CHECK(o.hidden > 0, file.origin, ": ", name("hidden"), " is 0");
   const int64_t dims = rotary_dims(family, o);
   if (!family.rotary || (dims > 0 && dims % 2 == 0)) return;
+  TWOBP_CHECK(!family.latent, file.origin, ": ", name("rope_dim"), " ", dims,
+              " is not supported: it must be even, since the rotary embedding turns pairs");
   const std::string head = given.head_dim > 0 ? name("head_dim") : concat(name("dim"), " / ", name("heads"));
   if (o.rope_part == 1) {
     fail(file.origin, ": ", head, " ", o.head_dim,
@@ -228,13 +247,16 @@ bool has_option(const DecoderFamily& family, const std::string& option) {
   if (option == "windows") return family.windows != WindowsInFile::kNone;
   if (option == "rope_layers") return family.windows == WindowsInFile::kNotRotary;
   if (option == "rope_local_theta") return family.local_rope;
+  if (option == "rope_mscale") return family.latent;
+  if (option == "kv_heads" && family.latent) return false;  // as many as heads
   if (option == "rope_part") return family.part != nullptr;
   if (option == "rope_theta") return family.rotary;
   if (option == "rope_short" || option == "rope_long") return family.scales("longrope");
   for (const char* of_yarn :
        {"rope_low_freq", "rope_high_freq", "rope_beta_fast", "rope_beta_slow", "rope_whole_pairs"})
     if (option == of_yarn) return family.rotary && family.scales("yarn");
-  if (option.starts_with("rope_")) return family.rotary;
+  const bool latent = option == "rope_dim" || option == "rope_interleaved";
+  if (option.starts_with("rope_") && !latent) return family.rotary;
   return std::any_of(family.file.begin(), family.file.end(),
                      [&](const FileKey& key) { return key.option != nullptr && key.option == option; });
 }

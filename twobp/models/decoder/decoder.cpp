@@ -12,6 +12,7 @@
 #include "twobp/nn/layers/dropout.h"
 #include "twobp/nn/layers/embedding.h"
 #include "twobp/nn/layers/experts.h"
+#include "twobp/nn/layers/latent_projections.h"
 #include "twobp/nn/layers/losses.h"
 #include "twobp/nn/layers/norms.h"
 #include "twobp/nn/layers/residual.h"
@@ -70,24 +71,48 @@ struct Decoder {
     return std::make_unique<Sequential>(std::move(layers));
   }
 
+  // Queries, keys and values, ready for the rotary embedding.
+  void add_projections(Layers& layers, const std::string& block) const {
+    const DecoderNames& n = family.names;
+    const int64_t q_rows = o.heads * o.head_dim;
+    const int64_t kv_rows = o.kv_heads * o.head_dim;
+    const int64_t groups = family.interleaved ? o.heads : 1;
+    layers.push_back(linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}, groups), o.dim, o.attention_bias));
+    if (n.query_norm.empty()) return;
+    const QueryKeyNormShape norm{o.heads, o.kv_heads, o.head_dim, family.whole_head_norm};
+    layers.push_back(std::make_unique<QueryKeyNorm>(block + n.query_norm + ".weight", block + n.key_norm + ".weight",
+                                                    norm, o.norm_eps, s.dtype, gain()));
+  }
+
+  // The same of latent attention. Its norms have an eps of their own.
+  void add_latent_projections(Layers& layers, const std::string& block) const {
+    constexpr double kEps = 1e-6;
+    const DecoderNames& n = family.names;
+    const LatentShape shape{o.heads, o.nope_dim, o.rope_dim, o.value_dim, o.q_rank, o.kv_rank, o.rope_interleaved};
+    const auto up = [&](const std::string& norm, const std::string& projection, int64_t rank, int64_t rows) {
+      return make_sequential(std::make_unique<RmsNorm>(block + norm + ".weight", rank, kEps, s.dtype),
+                             linear(parts(block, {projection}, {rows}), rank, false));
+    };
+    const int64_t q_rows = o.heads * o.head_dim;
+    const std::string& q = n.qkv[o.q_rank > 0 ? 0 : 2];
+    const std::vector<int64_t> rows = {shape.query_width(), o.kv_rank + o.rope_dim};
+    layers.push_back(linear(parts(block, {q, n.qkv[3]}, rows), o.dim, o.attention_bias));
+    std::unique_ptr<Layer> query;
+    if (o.q_rank > 0) query = up(n.query_norm, n.qkv[1], o.q_rank, q_rows);
+    layers.push_back(std::make_unique<LatentProjections>(
+        shape, std::move(query), up(n.key_norm, n.qkv[4], o.kv_rank, o.heads * (o.nope_dim + o.value_dim))));
+  }
+
   std::unique_ptr<Layer> attention(const std::string& block, int64_t layer) const {
     const DecoderNames& n = family.names;
     const AttentionShape shape = attention_shape(family, o, layer);
-    const int64_t q_rows = o.heads * o.head_dim;
-    const int64_t kv_rows = o.kv_heads * o.head_dim;
     auto half = [&](Layers& layers) {
-      const int64_t groups = family.interleaved ? o.heads : 1;
-      layers.push_back(linear(parts(block, n.qkv, {q_rows, kv_rows, kv_rows}, groups), o.dim, o.attention_bias));
-      if (!n.query_norm.empty()) {
-        const QueryKeyNormShape norm{o.heads, o.kv_heads, o.head_dim, family.whole_head_norm};
-        layers.push_back(std::make_unique<QueryKeyNorm>(
-            block + n.query_norm + ".weight", block + n.key_norm + ".weight", norm, o.norm_eps, s.dtype, gain()));
-      }
+      family.latent ? add_latent_projections(layers, block) : add_projections(layers, block);
       layers.push_back(std::make_unique<Attention>(shape, s.dtype, o.attention_dropout,
                                                    block + "attention.probabilities",
                                                    n.sinks.empty() ? "" : block + n.sinks, o.init_std));
-      layers.push_back(
-          linear(parts(block, {n.attention_output}, {o.dim}), q_rows, o.attention_bias && family.output_bias));
+      layers.push_back(linear(parts(block, {n.attention_output}, {o.dim}), shape.causal().out_width(),
+                              o.attention_bias && family.output_bias));
     };
     auto whole = branch(block, n.attention_norm, half, n.attention_after_norm, "attention.dropout");
     if (o.parallel) return std::make_unique<ResidualBegin>(std::move(whole));
@@ -115,11 +140,15 @@ struct Decoder {
 
   std::unique_ptr<Layer> experts(const std::string& block) const {
     const DecoderNames& n = family.names;
-    const ExpertsNames names{block + n.router, block + n.experts, n.expert[0], n.expert[1], n.expert[2]};
+    ExpertsNames names{block + n.router, block + n.experts, n.expert[0], n.expert[1], n.expert[2]};
+    if (!n.correction.empty()) names.correction = block + n.correction;
+    names.input_module = block + n.expert_modules[0];
+    names.output_module = block + n.expert_modules[1];
     for (const std::string& projection : n.expert) {
       const std::string name = concat(names.experts, "0.", projection);
       TWOBP_CHECK(!LoraLinear::adapts({{name + ".weight", 1}}, s.lora), "LoRA cannot adapt ", name,
-                  ": experts have no adapters; remove it from the targets");
+                  " alone: name the tensors of all experts in the targets, ", n.expert_modules[0], " and ",
+                  n.expert_modules[1]);
     }
     std::unique_ptr<Layer> shared;
     if (o.shared_hidden > 0) {
@@ -127,8 +156,11 @@ struct Decoder {
       Layers mlp;
       add_gated(mlp, parts(expert, {n.expert[0], n.expert[1]}, {o.shared_hidden, o.shared_hidden}),
                 parts(expert, {n.expert[2]}, {o.dim}), o.shared_hidden);
-      shared = std::make_unique<Switched>(linear(parts(block, {n.shared_gate}, {1}), o.dim, false),
-                                          std::make_unique<Sequential>(std::move(mlp)));
+      shared = std::make_unique<Sequential>(std::move(mlp));
+      if (!n.shared_gate.empty()) {
+        shared =
+            std::make_unique<Switched>(linear(parts(block, {n.shared_gate}, {1}), o.dim, false), std::move(shared));
+      }
     }
     const ExpertsShape shape{.dim = o.dim,
                              .hidden = o.hidden,
@@ -139,19 +171,26 @@ struct Decoder {
                              .biased = family.biased_experts,
                              .gate_limit = family.gate_limit,
                              .balanced = o.balance_loss > 0,
-                             .share = s.experts};
-    return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared));
+                             .share = s.experts,
+                             .sigmoid = family.sigmoid_scores,
+                             .groups = o.expert_groups,
+                             .chosen_groups = o.chosen_groups,
+                             .scale = o.routed_scale};
+    return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared), s.lora);
   }
 
-  std::unique_ptr<Layer> mlp(const std::string& block) const {
+  bool has_experts(int64_t layer) const { return o.experts > 0 && layer >= o.dense_layers; }
+
+  std::unique_ptr<Layer> mlp(const std::string& block, int64_t layer) const {
     const DecoderNames& n = family.names;
     auto half = [&](Layers& layers) {
-      if (o.experts > 0) {
+      if (has_experts(layer)) {
         layers.push_back(experts(block));
         return;
       }
       const std::vector<ParameterPart> output = parts(block, {n.mlp_output}, {o.dim});
-      if (family.gated) return add_gated(layers, parts(block, n.mlp_input, {o.hidden, o.hidden}), output, o.hidden);
+      const int64_t hidden = o.experts > 0 ? o.dense_hidden : o.hidden;
+      if (family.gated) return add_gated(layers, parts(block, n.mlp_input, {hidden, hidden}), output, hidden);
       layers.push_back(linear(parts(block, n.mlp_input, {o.hidden}), o.dim, o.mlp_bias));
       add_plain_output(layers, output);
     };
@@ -261,7 +300,7 @@ ModelType type_of_family(const DecoderFamily& family) {
 
 std::unique_ptr<Layer> decoder_mlp(const DecoderFamily& family, const DecoderOptions& options,
                                    const BuildSettings& settings, const std::string& block) {
-  return Decoder{family, options, settings}.mlp(block + ".");
+  return Decoder{family, options, settings}.mlp(block + ".", /*layer=*/0);
 }
 
 ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& given, const BuildSettings& s) {
@@ -277,7 +316,7 @@ ModelSpec decoder(const DecoderFamily& family, const DecoderOptions& given, cons
     model.layers.push_back(
         {block + ".attention", d.attention_kind(i), [d, block, i] { return d.attention(block + ".", i); }});
     model.layers.push_back(
-        {block + ".mlp", o.experts > 0 ? "experts" : "mlp", [d, block] { return d.mlp(block + "."); }});
+        {block + ".mlp", d.has_experts(i) ? "experts" : "mlp", [d, block, i] { return d.mlp(block + ".", i); }});
   }
   model.layers.push_back({family.names.head, "head", [d] { return d.head(); }});
   return model;

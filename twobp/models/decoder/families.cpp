@@ -1,5 +1,6 @@
 // The table of families. The values of missing keys are those of the classes in transformers 5.
 #include <algorithm>
+#include <cstdlib>
 
 #include "twobp/core/check.h"
 #include "twobp/models/decoder/family.h"
@@ -432,6 +433,7 @@ DecoderFamily granitemoe_family() {
   f.names.router = "block_sparse_moe.router.layer";
   f.names.experts = "block_sparse_moe.experts.";
   f.names.stacks = {"block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"};
+  f.names.expert_modules = {"block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"};
   f.defaults.experts = 8;
   f.defaults.normalized_routing = true;  // a softmax over the chosen logits
   f.saves_stacks = true;
@@ -469,23 +471,101 @@ DecoderFamily gpt_oss_family() {
   return f;
 }
 
+// What the second and the third generation share: latent attention, experts of groups, shared ones, dense first layers.
+DecoderFamily deepseek(const char* name, const char* hf_class, const std::vector<FileKey>& more) {
+  DecoderFamily f{.name = name, .hf_class = hf_class};
+  f.file = {{"hidden_size", "dim"},
+            {"num_hidden_layers", "layers"},
+            {"num_attention_heads", "heads"},
+            {"vocab_size", "vocab"},
+            {"attention_dropout", "attention_dropout", "0"},
+            kRmsEps,
+            kSilu,
+            kUntied,
+            kAttentionBias,
+            {"q_lora_rank", "q_rank", "1536", FileForm::kOrNull},
+            {"kv_lora_rank", "kv_rank", "512"},
+            {"qk_nope_head_dim", "nope_dim", "128"},
+            {"qk_rope_head_dim", "rope_dim", "64"},
+            {"v_head_dim", "value_dim", "128"},
+            {"num_experts_per_tok", "experts_per_token"},
+            {"moe_layer_freq", nullptr, "1"}};
+  f.file.insert(f.file.end(), more.begin(), more.end());
+  f.names.qkv = {"self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa",
+                 "self_attn.kv_b_proj"};
+  f.names.query_norm = "self_attn.q_a_layernorm";
+  f.names.key_norm = "self_attn.kv_a_layernorm";
+  f.names.shared_expert = "mlp.shared_experts.";
+  f.names.shared_gate = "";
+  f.defaults.q_rank = 96;
+  f.defaults.experts = 8;
+  f.defaults.shared_experts = f.defaults.dense_layers = 1;
+  f.latent = true;
+  f.scalings = {"yarn"};
+  f.ignored = {"head_dim",      "qk_head_dim", "ep_size", "aux_loss_alpha", "seq_aux", "num_nextn_predict_layers",
+               "num_mtp_layers"};
+  return f;
+}
+
+DecoderFamily deepseek_v2_family() {
+  DecoderFamily f = deepseek("deepseek_v2", "DeepseekV2ForCausalLM",
+                             {{"num_key_value_heads", "kv_heads", "null"},
+                              kMlpBias,
+                              {"intermediate_size", "dense_hidden", "11008"},
+                              {"moe_intermediate_size", "hidden", "1407"},
+                              {"first_k_dense_replace", "dense_layers", "0", FileForm::kOrZero},
+                              {"n_routed_experts", "experts", "64", FileForm::kSame, "num_experts"},
+                              {"n_shared_experts", "shared_experts", "2"},
+                              {"n_group", "expert_groups", "null"},
+                              {"topk_group", "chosen_groups", "null"},
+                              {"topk_method", "expert_groups", "\"greedy\"", FileForm::kLimited},
+                              {"routed_scaling_factor", "routed_scale", "1.0"},
+                              // transformers has the key, but divides by no sum
+                              {"norm_topk_prob", nullptr, "false"},
+                              {"scoring_func", nullptr, "\"softmax\""}});
+  f.equal_heads = true;
+  return f;
+}
+
+DecoderFamily deepseek_v3_family() {
+  DecoderFamily f = deepseek("deepseek_v3", "DeepseekV3ForCausalLM",
+                             {{"num_key_value_heads", "kv_heads", "128"},
+                              {"intermediate_size", "dense_hidden", "18432"},
+                              {"moe_intermediate_size", "hidden", "2048"},
+                              {"first_k_dense_replace", "dense_layers", "3", FileForm::kOrZero},
+                              {"n_routed_experts", "experts", "256", FileForm::kSame, "num_local_experts"},
+                              {"n_shared_experts", "shared_experts", "1"},
+                              {"n_group", "expert_groups", "8"},
+                              {"topk_group", "chosen_groups", "4"},
+                              {"routed_scaling_factor", "routed_scale", "2.5"},
+                              {"norm_topk_prob", "normalized_routing", "true"},
+                              {"rope_interleave", "rope_interleaved", "true"},
+                              {"topk_method", nullptr, "\"noaux_tc\""},
+                              {"scoring_func", nullptr, "\"sigmoid\""}});
+  f.names.correction = "mlp.gate.e_score_correction_bias";
+  f.defaults.normalized_routing = true;
+  f.sigmoid_scores = true;
+  return f;
+}
+
 // The stacks of a block's experts, by name.
 void add_stacks(const DecoderFamily& family, const DecoderOptions& o, const std::string& block,
                 std::map<std::string, ExpertStack>& stacks) {
   const DecoderNames& n = family.names;
-  const auto add = [&](const std::string& name, const std::vector<std::string>& projections, const char* kind) {
+  const auto add = [&](const std::string& name, size_t which, const char* kind) {
+    const auto projections = which == 0 ? std::vector{n.expert[0], n.expert[1]} : std::vector{n.expert[2]};
     ExpertStack& stack = stacks[block + name];
     stack = {{}, projections.size(), family.stacks_in_out, family.stacks_in_out && projections.size() > 1};
+    if (kind == std::string_view(".weight")) stack.module = block + n.expert_modules[which];
     for (int64_t expert = 0; expert < o.experts; ++expert) {
       for (const std::string& one : projections) {
         stack.parts.push_back(concat(block, n.experts, expert, ".", one, kind));
       }
     }
   };
-  for (const auto& [name, projections] :
-       {std::pair{n.stacks[0], std::vector{n.expert[0], n.expert[1]}}, {n.stacks[1], {n.expert[2]}}}) {
-    add(name, projections, ".weight");
-    if (family.biased_experts) add(name + "_bias", projections, ".bias");
+  for (const size_t which : {0, 1}) {
+    add(n.stacks[which], which, ".weight");
+    if (family.biased_experts) add(n.stacks[which] + "_bias", which, ".bias");
   }
 }
 
@@ -493,11 +573,11 @@ void add_stacks(const DecoderFamily& family, const DecoderOptions& o, const std:
 
 const std::vector<DecoderFamily>& decoder_families() {
   static const std::vector<DecoderFamily> all = {
-      llama_family(),   mistral_family(),   qwen2_family(),     qwen3_family(),    phi3_family(),
-      olmo2_family(),   gemma1_family(),    gemma2_family(),    gemma3_family(),   smollm3_family(),
-      gpt2_family(),    gpt_neox_family(),  granite_family(),   stablelm_family(), starcoder2_family(),
-      mixtral_family(), qwen2_moe_family(), qwen3_moe_family(), olmoe_family(),    granitemoe_family(),
-      gpt_oss_family()};
+      llama_family(),   mistral_family(),     qwen2_family(),      qwen3_family(),    phi3_family(),
+      olmo2_family(),   gemma1_family(),      gemma2_family(),     gemma3_family(),   smollm3_family(),
+      gpt2_family(),    gpt_neox_family(),    granite_family(),    stablelm_family(), starcoder2_family(),
+      mixtral_family(), qwen2_moe_family(),   qwen3_moe_family(),  olmoe_family(),    granitemoe_family(),
+      gpt_oss_family(), deepseek_v2_family(), deepseek_v3_family()};
   return all;
 }
 
@@ -511,9 +591,18 @@ const DecoderFamily& decoder_family(const std::string& name) {
 TensorNames decoder_names(const DecoderFamily& family, const DecoderOptions& o) {
   TensorNames names;
   names.rename = family.rename;
+  // Blocks behind the last predict further tokens, which transformers does not load either.
+  if (family.latent) {
+    names.rename = [from = family.names.blocks, layers = o.layers](const std::string& stored) {
+      const bool further =
+          stored.starts_with(from) && std::strtoll(stored.c_str() + from.size(), nullptr, 10) >= layers;
+      return further ? std::string() : stored;
+    };
+  }
   if (o.tied) names.copies[family.names.head + ".weight"] = family.names.embedding + ".weight";
   if (o.experts > 0) {
-    for (int64_t i = 0; i < o.layers; ++i) add_stacks(family, o, concat(family.names.blocks, i, "."), names.stacks);
+    for (int64_t i = o.dense_layers; i < o.layers; ++i)
+      add_stacks(family, o, concat(family.names.blocks, i, "."), names.stacks);
     names.writes_stacks = family.saves_stacks;
   }
   if (!family.rotary) return names;

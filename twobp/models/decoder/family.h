@@ -26,6 +26,8 @@ enum class FileForm : uint8_t {
   kInverseRoot,  // the option is 1 / sqrt(the number)
   kTanhGelu,     // "gelu" stands for its approximation by tanh
   kWithLogits,   // if the key output_router_logits is true, else the option is 0
+  kOrZero,       // 0 may be given
+  kLimited,      // the name of a choice, "group_limited_greedy" with several groups and "greedy" with one
 };
 
 // A key of config.json. It is read into an option and written from it. A key that is null gives 0, false or "". Several
@@ -54,7 +56,9 @@ struct DecoderNames {
   std::string blocks = "model.layers.";
   std::string attention_norm = "input_layernorm";
   std::string attention_after_norm{};
-  std::vector<std::string> qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};  // or one
+  // Or one. Of latent attention: queries to q_rank and from it, queries without it, keys and values to kv_rank and from
+  // it.
+  std::vector<std::string> qkv = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
   std::string query_norm{};
   std::string key_norm{};
   std::string sinks{};
@@ -66,10 +70,13 @@ struct DecoderNames {
   std::string router = "mlp.gate";
   std::string experts = "mlp.experts.";
   std::vector<std::string> expert = {"gate_proj", "up_proj", "down_proj"};
+  // Of gate and up, and of down of all experts, for their adapters: parameters of modules of transformers.
+  std::vector<std::string> expert_modules = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
   // Tensors of all experts, which files may have in place of those of each: of gate and up, and of down.
   std::vector<std::string> stacks = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
   std::string shared_expert = "mlp.shared_expert.";
   std::string shared_gate = "mlp.shared_expert_gate";
+  std::string correction{};  // added to experts' scores where they are chosen; not trained
   std::string norm = "model.norm";
   std::string head = "lm_head";
 };
@@ -88,11 +95,13 @@ struct DecoderFamily {
   bool whole_head_norm = false;    // one query-key norm over all heads of a position
   bool output_bias = true;         // attention_bias is also that of attention's output
   bool interleaved = false;        // q, k and v of a head lie side by side
+  bool latent = false;             // attention of compressed queries, keys and values
   bool transposed = false;         // weights of the blocks are (in, out)
   bool scaled_embedding = false;   // by sqrt(dim)
   bool embedding_dropout = false;  // `dropout` also acts after the embedding
   bool equal_heads = false;        // transformers wants dim to be a multiple of heads
   bool biased_experts = false;     // router and experts have biases
+  bool sigmoid_scores = false;     // of the router
   double gate_limit = 0;           // of experts, see ExpertsShape
   bool saves_stacks = false;       // files have the stacks of experts
   bool stacks_in_out = false;      // which are (experts, in, out), with gate and up taking turns

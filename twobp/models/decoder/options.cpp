@@ -31,10 +31,21 @@ RopeSettings rope_settings(const DecoderOptions& o, bool local) {
   return rope;
 }
 
+// As yarn_apply_mscale in modeling_deepseek_v3.py.
+double latent_scale(const DecoderOptions& o) {
+  const double stretch = o.rope_factor > 1 ? 0.1 * o.rope_mscale * std::log(o.rope_factor) + 1 : 1;
+  return stretch * stretch / std::sqrt(static_cast<double>(o.head_dim));
+}
+
 void check_rotary_dims(const DecoderFamily& family, const DecoderOptions& given) {
   if (!family.rotary) return;
   const DecoderOptions model = filled_in(family, given);
   const int64_t dims = rotary_dims(family, model);
+  if (family.latent) {
+    TWOBP_CHECK(dims % 2 == 0, "model.rope_dim (", dims,
+                ") is odd: the rotary embedding turns pairs of features, so it needs an even number of them.");
+    return;
+  }
   if (model.rope_part == 1) {
     TWOBP_CHECK(dims % 2 == 0, given.head_dim > 0 ? "model.head_dim" : "model.dim / model.heads", " (", dims,
                 ") is odd: the rotary embedding turns pairs of features, so a head needs an even number of them.");
@@ -73,6 +84,7 @@ void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
   }
   check_used(scaling != "none" && scaling != "linear", "model.rope_original_positions", model.rope_original_positions,
              usual.rope_original_positions, "model.rope_scaling \"llama3\", \"yarn\", \"dynamic\" or \"longrope\"");
+  check_used(yarn, "model.rope_mscale", model.rope_mscale, usual.rope_mscale, "model.rope_scaling \"yarn\"");
   check_used(yarn || longrope, "model.rope_attention_factor", model.rope_attention_factor, usual.rope_attention_factor,
              "model.rope_scaling \"yarn\" or \"longrope\"");
   for (const auto& [key, value, unset] :
@@ -92,6 +104,23 @@ void check_rope(const DecoderFamily& family, const DecoderOptions& model) {
   }
 }
 
+void check_experts(const DecoderFamily& family, const DecoderOptions& model) {
+  if (model.experts == 0) return;
+  TWOBP_CHECK(model.experts_per_token <= model.experts, "model.experts_per_token (", model.experts_per_token,
+              ") is more than model.experts (", model.experts, "): change one of them.");
+  const DecoderOptions o = filled_in(family, model);
+  TWOBP_CHECK(o.experts % o.expert_groups == 0, "model.expert_groups (", o.expert_groups,
+              ") does not divide model.experts (", o.experts, "): change one of them.");
+  const int64_t of_group = o.experts / o.expert_groups;
+  TWOBP_CHECK(!family.sigmoid_scores || o.expert_groups == 1 || of_group >= 2, "model.expert_groups (", o.expert_groups,
+              ") have one expert each, but a group is chosen by its two best: make fewer groups.");
+  TWOBP_CHECK(o.chosen_groups <= o.expert_groups, "model.chosen_groups (", o.chosen_groups,
+              ") is more than model.expert_groups (", o.expert_groups, "): change one of them.");
+  TWOBP_CHECK(o.experts_per_token <= o.chosen_groups * of_group, "model.experts_per_token (", o.experts_per_token,
+              ") is more than the ", o.chosen_groups * of_group, " experts of model.chosen_groups (", o.chosen_groups,
+              ") groups: change one of them.");
+}
+
 }  // namespace
 
 std::vector<Key> decoder_keys() {
@@ -102,13 +131,25 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, heads, "query heads of attention").in("heads").from(1, kMaxCount),
       TWOBP_KEY(O, kv_heads, "key and value heads; 0: as many as heads").in("heads").from(0, kMaxCount),
       TWOBP_KEY(O, head_dim, "width of a head; 0: dim / heads").in("features").from(0, kMaxCount),
+      TWOBP_KEY(O, q_rank, "width of compressed queries; 0: they are not").in("features").from(0, kMaxWidth),
+      TWOBP_KEY(O, kv_rank, "width of compressed keys and values").in("features").from(1, kMaxWidth),
+      TWOBP_KEY(O, nope_dim, "features of a head without rotary embedding").in("features").from(1, kMaxCount),
+      TWOBP_KEY(O, rope_dim, "features of a head with it").in("features").from(1, kMaxCount),
+      TWOBP_KEY(O, value_dim, "width of a value").in("features").from(1, kMaxCount),
+      TWOBP_KEY(O, rope_interleaved, "neighbouring features turn as a pair"),
+      TWOBP_KEY(O, dense_layers, "first blocks, which have an MLP in place of experts").in("blocks").from(0, kMaxCount),
+      TWOBP_KEY(O, dense_hidden, "width of that MLP; 0: as of hidden").in("features").from(0, 4 * kMaxWidth),
       TWOBP_KEY(O, experts, "experts in place of each MLP").in("experts").from(1, kMaxCount),
       TWOBP_KEY(O, experts_per_token, "experts that the router chooses for each token")
           .in("experts")
           .from(1, kMaxCount),
+      TWOBP_KEY(O, expert_groups, "groups of experts").in("groups").from(1, kMaxCount),
+      TWOBP_KEY(O, chosen_groups, "groups from which a token's experts come").in("groups").from(1, kMaxCount),
+      TWOBP_KEY(O, routed_scale, "factor of the experts' weights").above(0),
       TWOBP_KEY(O, normalized_routing, "the weights of a token's experts sum to 1"),
       TWOBP_KEY(O, balance_loss, "factor of the loss that balances the tokens of the experts; 0: none").from(0, 1e6),
       TWOBP_KEY(O, shared_hidden, "width of the expert that all tokens share").in("features").from(1, 4 * kMaxWidth),
+      TWOBP_KEY(O, shared_experts, "experts that all tokens share").in("experts").from(1, kMaxCount),
       TWOBP_KEY(
           O, hidden,
           "width of the MLP, or of an expert; 0: dim * 8 / 3 rounded up to a multiple of 64, or 4 * dim without a gate")
@@ -134,32 +175,26 @@ std::vector<Key> decoder_keys() {
           .in("tokens")
           .above(0),
       TWOBP_KEY(O, rope_beta_fast,
-                "yarn: pairs of features that turn more often than this in the original positions are not "
-                "stretched")
+                "yarn: pairs that turn more often than this in the original positions are not stretched")
           .in("turns")
           .above(0),
-      TWOBP_KEY(O, rope_beta_slow,
-                "yarn: pairs of features that turn less often than this are stretched by the whole factor")
+      TWOBP_KEY(O, rope_beta_slow, "yarn: pairs that turn less often than this are stretched by the whole factor")
           .in("turns")
           .above(0),
-      TWOBP_KEY(O, rope_whole_pairs,
-                "yarn: the pairs of features between which the stretching grows are whole numbers"),
+      TWOBP_KEY(O, rope_whole_pairs, "yarn: between these pairs, rounded to whole ones, the stretching grows"),
       TWOBP_KEY(O, rope_attention_factor,
                 "yarn, longrope: factor of queries and keys; 0: 0.1 ln(factor) + 1, or for longrope sqrt(1 + "
                 "ln(factor) / ln(original positions))")
           .at_least(0),
+      TWOBP_KEY(O, rope_mscale, "yarn: m in (0.1 m ln(factor) + 1)^2, a factor of attention's scores").at_least(0),
       TWOBP_KEY(O, rope_short, "longrope: divisors of the wavenumbers, pair by pair, up to the original positions"),
       TWOBP_KEY(O, rope_long, "longrope: the divisors for sequences beyond the original positions"),
       TWOBP_KEY(O, rope_local_theta, "base of the wavelengths in layers with a window, which are not stretched")
           .in("positions")
           .above(0),
       TWOBP_KEY(O, rope_part, "fraction of a head's features that the rotary embedding turns").above_to(0, 1),
-      TWOBP_KEY(O, rope_layers,
-                "1 for a layer with rotary embedding, 0 for one without, repeated over the layers; []: all "
-                "have it"),
-      TWOBP_KEY(O, windows,
-                "keys that a query sees, its own included, for each layer, repeated over the layers; 0: all "
-                "earlier ones")
+      TWOBP_KEY(O, rope_layers, "1 for a layer with rotary embedding, 0 for one without, repeated; []: all have it"),
+      TWOBP_KEY(O, windows, "keys that a query of each layer sees, its own included, repeated; 0: all earlier ones")
           .in("tokens"),
       TWOBP_KEY(O, attention_scale, "factor of attention's scores; 0: 1 / sqrt(head_dim)").at_least(0),
       TWOBP_KEY(O, attention_cap, "attention's scores become cap * tanh(score / cap); 0: no cap").at_least(0),
@@ -180,14 +215,19 @@ std::vector<Key> decoder_keys() {
 DecoderOptions filled_in(const DecoderFamily& family, DecoderOptions o) {
   constexpr int64_t kMultiple = 64;
   if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (family.latent) o.head_dim = o.nope_dim + o.rope_dim;
   if (o.head_dim == 0) o.head_dim = o.dim / std::max<int64_t>(1, o.heads);
-  if (o.hidden == 0) {
-    o.hidden = family.gated ? (o.dim * 8 / 3 + kMultiple - 1) / kMultiple * kMultiple : 4 * o.dim;
+  for (int64_t* hidden : {&o.hidden, &o.dense_hidden}) {
+    if (*hidden == 0) *hidden = family.gated ? (o.dim * 8 / 3 + kMultiple - 1) / kMultiple * kMultiple : 4 * o.dim;
   }
+  o.expert_groups = std::max<int64_t>(1, o.expert_groups);
+  o.chosen_groups = std::max<int64_t>(1, o.chosen_groups);
+  if (o.shared_experts > 0) o.shared_hidden = o.shared_experts * o.hidden;
   return o;
 }
 
 int64_t rotary_dims(const DecoderFamily& family, const DecoderOptions& o) {
+  if (family.latent) return o.rope_dim;
   return family.rotary ? static_cast<int64_t>(static_cast<double>(o.head_dim) * o.rope_part) : 0;
 }
 
@@ -203,19 +243,26 @@ AttentionShape attention_shape(const DecoderFamily& family, const DecoderOptions
   shape.scale = o.attention_scale;
   shape.cap = o.attention_cap;
   shape.interleaved = family.interleaved;
+  if (!family.latent) return shape;
+  shape.scale = latent_scale(o);
+  shape.value_dim = o.value_dim;
+  shape.rotary_last = true;
   return shape;
 }
 
 void check_decoder(const DecoderFamily& family, const DecoderOptions& model) {
   check_rope(family, model);
-  TWOBP_CHECK(model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
+  TWOBP_CHECK(family.latent || model.head_dim > 0 || model.dim % model.heads == 0, "model.dim (", model.dim,
               ") is not divisible by model.heads (", model.heads, "): change one of them",
               has_option(family, "head_dim") ? ", or set model.head_dim." : ".");
   TWOBP_CHECK(model.kv_heads == 0 || model.heads % model.kv_heads == 0, "model.kv_heads (", model.kv_heads,
               ") does not divide model.heads (", model.heads, "): every key-value head serves as many query heads.");
   check_rotary_dims(family, model);
-  TWOBP_CHECK(model.experts == 0 || model.experts_per_token <= model.experts, "model.experts_per_token (",
-              model.experts_per_token, ") is more than model.experts (", model.experts, "): change one of them.");
+  check_experts(family, model);
+  TWOBP_CHECK(
+      !family.latent || model.q_rank > 0 || !model.attention_bias,
+      "model.attention_bias is true, but model.q_rank is 0: queries that are not compressed have no bias, which "
+      "is not supported beside keys that have one.");
   for (const int window : model.windows) {
     TWOBP_CHECK(window >= 0, "model.windows has ", window,
                 ": give the number of keys that a query sees, or 0 for all before it.");

@@ -85,6 +85,7 @@ void read_scaling(const DecoderFamily& family, const CheckedJson& file, const Ch
     o.rope_beta_fast = rope.number("beta_fast", usual.rope_beta_fast);
     o.rope_beta_slow = rope.number("beta_slow", usual.rope_beta_slow);
     o.rope_attention_factor = attention_factor(rope, o.rope_factor);
+    if (family.latent) o.rope_mscale = rope.number("mscale_all_dim", 0);
     known.insert(known.end(), {"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"});
     o.rope_whole_pairs = rope.boolean("truncate", true);
   }
@@ -183,6 +184,7 @@ void write_rope(const DecoderFamily& family, const DecoderOptions& o, json& out)
     rope.update({{"low_freq_factor", o.rope_low_freq}, {"high_freq_factor", o.rope_high_freq}});
   if (o.rope_scaling == "yarn") {
     rope.update({{"beta_fast", o.rope_beta_fast}, {"beta_slow", o.rope_beta_slow}, {"truncate", o.rope_whole_pairs}});
+    if (o.rope_mscale > 0) rope["mscale_all_dim"] = o.rope_mscale;
   }
   if (o.rope_attention_factor > 0) rope["attention_factor"] = o.rope_attention_factor;
 }

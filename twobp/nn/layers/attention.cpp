@@ -36,6 +36,9 @@ Attention::Attention(const AttentionShape& shape, at::ScalarType dtype, double d
               " keys: it must be at least 1, or 0 for no window");
   TWOBP_CHECK(!shape.interleaved || shape.heads == shape.kv_heads,
               "attention with interleaved queries, keys and values needs as many key-value heads as heads");
+  TWOBP_CHECK(
+      !shape.interleaved || (shape.value_dim == 0 && !shape.rotary_last),
+      "attention with interleaved queries, keys and values has values as wide as keys, whose first features turn");
 }
 
 void Attention::prepare_rope(int64_t positions, at::Device device) {
@@ -54,7 +57,8 @@ void Attention::rotate(at::Tensor& packed, int64_t past, bool back) const {
   const at::Tensor cos = cos_.narrow(0, past, packed.size(1));
   const at::Tensor sin = sin_.narrow(0, past, packed.size(1));
   const int64_t dim = shape_.head_dim;
-  if (!shape_.interleaved) return rope(packed, cos, sin, {shape_.heads + shape_.kv_heads, dim}, back);
+  const int64_t first = shape_.rotary_last ? dim - shape_.rotary_dims() : 0;
+  if (!shape_.interleaved) return rope(packed, cos, sin, {shape_.heads + shape_.kv_heads, dim, first}, back);
   rope(packed, cos, sin, {shape_.heads, 3 * dim}, back);
   rope(packed, cos, sin, {shape_.heads, 3 * dim, dim}, back);
 }
@@ -118,7 +122,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
   const at::Tensor padding = padding_of(context, batch, past + positions, packed.device());
   const PackedAttention attention = form(context, padding, packed, saved);
   const at::Tensor in = packed.to(attention_type(packed, attention));
-  at::Tensor y = at::empty({batch, positions, shape_.heads * shape_.head_dim}, packed.options());
+  at::Tensor y = at::empty({batch, positions, attention.out_width()}, packed.options());
   at::Tensor out = in_type(y, in.scalar_type());
   at::Tensor log_sum_exp = at::empty({batch, shape_.heads, positions}, packed.options().dtype(compute_type(dtype_)));
   packed_attention_forward(in, attention, out, log_sum_exp);
@@ -126,7 +130,7 @@ std::pair<at::Tensor, at::Tensor> Attention::attend(const at::Tensor& packed, co
     // With the sink among the scores, the sum of their exponentials grows, and the output shrinks as much.
     const at::Tensor sinks = sinks_->value.view({-1, 1});
     const at::Tensor share = at::sigmoid(log_sum_exp - sinks).transpose(1, 2).unsqueeze(3);
-    out.unflatten(2, {shape_.heads, shape_.head_dim}).mul_(share.to(out.scalar_type()));
+    out.unflatten(2, {shape_.heads, attention.value_width()}).mul_(share.to(out.scalar_type()));
     log_sum_exp = at::logaddexp(log_sum_exp, sinks);
   }
   if (padding.defined()) out.masked_fill_(blind(padding, attention, past), 0);
@@ -138,11 +142,11 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor packed = saved.take_p1(0);
   const int64_t batch = packed.size(0);
   const int64_t positions = packed.size(1);
-  const int64_t head_dim = shape_.head_dim;
+  const int64_t width = shape_.causal().out_width();
   TWOBP_CHECK(values[0].dim() == 3 && values[0].size(0) == batch && values[0].size(1) == positions &&
-                  values[0].size(2) == shape_.heads * head_dim,
+                  values[0].size(2) == width,
               "the gradient ", values[0].sizes(), " does not fit the output of attention, (", batch, ", ", positions,
-              ", ", shape_.heads * head_dim, ")");
+              ", ", width, ")");
   const at::Tensor padding = padding_of(context, batch, context.past + positions, packed.device());
   PackedAttention attention = form(context, padding, packed, saved);
   const at::ScalarType type = attention_type(packed, attention);
@@ -156,7 +160,7 @@ Values Attention::backward_p1(Values values, Context& context, Saved& saved) {
   const at::Tensor log_sum_exp = saved.take_p1(2);
   if (sinks_ && sinks_->trainable()) {
     // Of a softmax: dL/dscore = probability (its own dL/dprobability, which is 0, - their mean, dy y).
-    const std::vector<int64_t> heads = {batch * positions, shape_.heads, head_dim};
+    const std::vector<int64_t> heads = {batch * positions, shape_.heads, width / shape_.heads};
     const auto wide_type = log_sum_exp.scalar_type();
     const at::Tensor mean = (dy.view(heads).to(wide_type) * out.view(heads).to(wide_type)).sum(2);
     const at::Tensor share = at::exp(sinks_->value.view({-1, 1}) - log_sum_exp).transpose(1, 2).reshape(mean.sizes());

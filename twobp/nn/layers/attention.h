@@ -22,12 +22,14 @@ struct AttentionShape {
   double scale = 0;          // of the scores; 0: 1 / sqrt(D)
   double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
   bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
+  int64_t value_dim = 0;     // V, of a head's values; 0: D
+  bool rotary_last = false;  // the features that turn are the last of a head, not the first
 
   int64_t rotary_dims() const { return rotary < 0 ? head_dim : rotary; }
   PackedAttention causal(at::Tensor shift = {}, const DropoutMask& dropout = {},
                          std::shared_ptr<const DocumentPlaces> documents = {}) const {
-    return {heads, kv_heads, head_dim,   /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
-            scale, cap,      interleaved};
+    return {heads, kv_heads, head_dim,    /*causal=*/true, std::move(shift), dropout, window, std::move(documents),
+            scale, cap,      interleaved, value_dim};
   }
   int64_t packed() const { return causal().packed(); }
 };
@@ -51,7 +53,7 @@ class Attention : public Layer {
   void prepare_rope(int64_t positions, at::Device device);
   // Rotates q and k of `packed` in place; its first position is `past`. `back` applies the inverse rotation.
   void rotate(at::Tensor& packed, int64_t past, bool back) const;
-  // Returns the output (B, S, H D) and the log-sum-exp (B, H, S) for `packed` after rotation.
+  // Returns the output (B, S, H V) and the log-sum-exp (B, H, S) for `packed` after rotation.
   std::pair<at::Tensor, at::Tensor> attend(const at::Tensor& packed, const Context& context, const Saved& saved) const;
   // Attention's form for this micro-batch.
   PackedAttention form(const Context& context, const at::Tensor& padding, const at::Tensor& packed,

@@ -64,27 +64,19 @@ at::Tensor shift_of(const at::Tensor& padding, const at::TensorOptions& options)
   return at::zeros(padding.sizes(), options).masked_fill_(padding, kPadding);
 }
 
-namespace {
-
-int64_t kv_columns(const PackedAttention& attention) {
-  return 2 * attention.kv_heads * attention.head_dim;
-}
-
-}  // namespace
-
 void leave_keys(const at::Tensor& packed, const PackedAttention& attention, bool keeps, Saved& saved) {
   if (keeps) {
     saved.to_later = {packed};
     return;
   }
-  const int64_t width = attention.kv_heads * attention.head_dim;
-  at::Tensor keys = at::empty({packed.size(0), packed.size(1), 2 * width}, packed.options());
+  at::Tensor keys = at::empty({packed.size(0), packed.size(1), attention.kv_width()}, packed.options());
   if (attention.interleaved) {
+    const int64_t width = attention.kv_heads * attention.head_dim;
     const at::Tensor heads = packed.unflatten(2, {attention.kv_heads, 3, attention.head_dim});
     keys.narrow(2, 0, width).copy_(heads.select(3, 1).flatten(2));
     keys.narrow(2, width, width).copy_(heads.select(3, 2).flatten(2));
   } else {
-    keys.copy_(packed.narrow(2, attention.k_column(0), 2 * width));
+    keys.copy_(packed.narrow(2, attention.k_column(0), attention.kv_width()));
   }
   saved.to_later = {std::move(keys)};
 }
@@ -98,9 +90,9 @@ std::vector<EarlierKeys> earlier_keys(const Saved& saved, const PackedAttention&
                 "slices in order");
     const at::Tensor& rows = before->to_later[0];
     const bool packed = rows.size(2) == attention.packed();
-    TWOBP_CHECK(rows.size(0) == batch && (packed || rows.size(2) == kv_columns(attention)),
+    TWOBP_CHECK(rows.size(0) == batch && (packed || rows.size(2) == attention.kv_width()),
                 "attention over a slice finds keys ", rows.sizes(), " of an earlier slice, but needs (batch ", batch,
-                ", positions, ", kv_columns(attention), " or ", attention.packed(), ")");
+                ", positions, ", attention.kv_width(), " or ", attention.packed(), ")");
     earlier.push_back({rows.to(type), packed, {}});
   }
   std::reverse(earlier.begin(), earlier.end());
@@ -115,7 +107,7 @@ void join_gradients(PackedAttention& attention, Saved& saved) {
   }
   Saved* before = saved.previous();
   for (auto keys = attention.earlier.rbegin(); keys != attention.earlier.rend(); ++keys) {
-    const std::vector<int64_t> sizes{keys->rows.size(0), keys->rows.size(1), kv_columns(attention)};
+    const std::vector<int64_t> sizes{keys->rows.size(0), keys->rows.size(1), attention.kv_width()};
     const at::ScalarType type = compute_type(keys->rows.scalar_type());  // of sums
     if (before->from_later.empty()) before->from_later = {at::zeros(sizes, keys->rows.options().dtype(type))};
     keys->gradient = before->from_later[0];

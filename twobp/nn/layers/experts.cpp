@@ -1,5 +1,7 @@
 #include "twobp/nn/layers/experts.h"
 
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -8,7 +10,6 @@
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/balance.h"
 #include "twobp/nn/layers/expert_exchange.h"
-#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 namespace {
@@ -33,6 +34,15 @@ std::vector<ParameterPart> parts(const ExpertsNames& names, const ExpertsShape& 
   return parts;
 }
 
+// LibTorch's optimizers compute vectors of up to 16 numbers, and round those at the end of a tensor otherwise. So that
+// no number is there for some sizes of groups only, replicas share whole vectors.
+void check_share(const Parameter& parameter, const ExpertShare& share) {
+  constexpr int64_t kVector = 16;
+  TWOBP_CHECK(share.of == 1 || parameter.numel() % kVector == 0, "pipeline.experts is ", share.of, ", but the ",
+              parameter.numel(), " numbers of ", parameter.name(), " and of the other experts here are no multiple of ",
+              kVector, ", so that their updates would be rounded otherwise than with 1: change the width or the rank");
+}
+
 // Gives rows of a group: those that lie together, or those of its tokens.
 auto rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places) {
   return [&matrix, of_tokens, &places](int64_t begin, int64_t rows) {
@@ -40,26 +50,28 @@ auto rows_of(const at::Tensor& matrix, bool of_tokens, const at::Tensor& places)
   };
 }
 
-// The limited gate: see ExpertsShape. Rows of `packed` are (gate | up).
+// The limited gate (ExpertsShape) is SwiGLU of these rows. `packed` has rows (gate | up). Kernels compute each row by
+// itself; ATen's sigmoid has other bits at the end of a tensor, which depends on who holds the experts.
 constexpr double kLimitedSlope = 1.702;
 
-at::Tensor limited_glu(const at::Tensor& packed, double limit) {
+at::Tensor limited(const at::Tensor& packed, double limit) {
   const auto halves = packed.to(compute_type(packed.scalar_type())).chunk(2, -1);
-  const at::Tensor gate = halves[0].clamp_max(limit);
-  const at::Tensor up = halves[1].clamp(-limit, limit);
-  return ((up + 1) * gate * at::sigmoid(gate * kLimitedSlope)).to(packed.scalar_type());
+  return at::cat(
+      {halves[0].clamp_max(limit).mul_(kLimitedSlope), halves[1].clamp(-limit, limit).add_(1).mul_(1 / kLimitedSlope)},
+      -1);
+}
+
+at::Tensor limited_glu(const at::Tensor& packed, double limit) {
+  return glu(limited(packed, limit), Gate::kSilu).to(packed.scalar_type());
 }
 
 void limited_glu_backward(const at::Tensor& packed, const at::Tensor& dy, double limit, at::Tensor& dpacked) {
-  const auto type = compute_type(packed.scalar_type());
-  const auto halves = packed.to(type).chunk(2, -1);
-  const at::Tensor gate = halves[0].clamp_max(limit);
-  const at::Tensor up = halves[1].clamp(-limit, limit);
-  const at::Tensor sigmoid = at::sigmoid(gate * kLimitedSlope);
-  const at::Tensor slope = sigmoid * (1 + kLimitedSlope * gate * (1 - sigmoid));
-  const at::Tensor dgate = (dy.to(type) * (up + 1) * slope).masked_fill_(halves[0] > limit, 0);
-  const at::Tensor dup = (dy.to(type) * gate * sigmoid).masked_fill_(halves[1].abs() > limit, 0);
-  dpacked.copy_(at::cat({dgate, dup}, -1));
+  at::Tensor rows = limited(packed, limit);
+  glu_backward(rows, dy.to(rows.scalar_type()).contiguous(), Gate::kSilu, rows);
+  const auto halves = packed.chunk(2, -1), gradients = rows.chunk(2, -1);
+  gradients[0].mul_(kLimitedSlope).masked_fill_(halves[0] > limit, 0);
+  gradients[1].mul_(1 / kLimitedSlope).masked_fill_(halves[1].abs() > limit, 0);
+  dpacked.copy_(rows);
 }
 
 at::Tensor activate(const at::Tensor& packed, const ExpertsShape& shape) {
@@ -71,6 +83,9 @@ at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
   write_product(y, a, b);
   return y;
 }
+
+// DeepSeek adds it to the sum by which weights are divided. The scores of a softmax are too large to notice it.
+constexpr double kLeastSum = 1e-20;
 
 // y[t] = the sum of the rows (tokens, chosen) of each token, in the order of the token's experts.
 at::Tensor sum_of_tokens(const at::Tensor& matrix, const at::Tensor& rows) {
@@ -94,6 +109,14 @@ at::Tensor padding_of_tokens(const Context& context, at::IntArrayRef sizes, at::
   return padding.defined() ? padding.narrow(1, context.past, sizes[1]).reshape({-1}) : padding;
 }
 
+// Of the sums of balance.h, to dL/dlogits of a softmax.
+void add_gradient_of_sums(at::Tensor& dlogits, const at::Tensor& scores, const at::Tensor& dsums,
+                          const at::Tensor& padding) {
+  at::Tensor of_scores = scores * dsums[1].to(scores.scalar_type());
+  if (padding.defined()) of_scores.masked_fill_(padding.unsqueeze(1), 0);
+  dlogits.add_(of_scores - scores * of_scores.sum(-1, true));
+}
+
 Routing route(const at::Tensor& chosen, int64_t experts) {
   const at::Tensor of_rows = chosen.flatten();
   const at::Tensor order = at::argsort(of_rows, /*stable=*/true, 0, false);
@@ -113,39 +136,77 @@ GroupedLinear::GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, i
         return Parameter(parts, {rows, in}, dtype, init_std);
       }()),
       groups_(groups),
-      sources_(share.of),
+      share_(share),
       tokens_(tokens) {
   weight_.hold_experts(groups, share);
+  check_share(weight_, share);
   if (!bias) return;
-  TWOBP_CHECK(share.of == 1, "experts with biases are not shared by replicas: set pipeline.experts to 1");
   const int64_t rows = weight_.sizes()[0];
   for (ParameterPart& part : parts) part.name = module_of(part.name) + ".bias";
   bias_.emplace(std::move(parts), std::vector<int64_t>{rows}, compute_type(dtype), 0);
+  bias_->hold_experts(groups, share);
+  check_share(*bias_, share);
+}
+
+void GroupedLinear::adapt(const std::string& name, const LoraOptions& lora, at::ScalarType dtype) {
+  weight_.freeze();
+  if (bias_) bias_->freeze();
+  const int64_t in = weight_.sizes()[1], out = weight_.sizes()[0] / groups_;
+  const auto make = [&](const char* kind, int64_t rows, int64_t cols, double std) {
+    std::vector<ParameterPart> parts;
+    for (int64_t group = 0; group < groups_; ++group)
+      parts.push_back({concat(name, ".", share_.index * groups_ + group, kind), rows});
+    Parameter parameter(std::move(parts), {groups_ * rows, cols}, dtype, std);
+    parameter.hold_experts(groups_, share_);
+    check_share(parameter, share_);
+    return parameter;
+  };
+  const double std = 1 / std::sqrt(3.0 * static_cast<double>(in));  // as of LoraLinear
+  adapter_.emplace(
+      Adapter{make(".lora_A.weight", lora.rank, in, std), make(".lora_B.weight", out, lora.rank, 0), lora.scale()});
+}
+
+void GroupedLinear::write_gradient(Parameter& parameter, const at::Tensor& ends, const at::Tensor& places,
+                                   const at::Tensor& dy, bool dy_of_tokens, const at::Tensor& x,
+                                   bool x_of_tokens) const {
+  const auto [gradient, adds] = parameter.grad_by_source_to_write();
+  write_group_products(gradient.view({share_.of * groups_, -1, gradient.size(1)}), adds, ends, places.size(0),
+                       rows_of(dy, dy_of_tokens, places), rows_of(x, x_of_tokens, places));
 }
 
 Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
   at::Tensor& x = values[0];
   at::Tensor& ends = values[1];
   at::Tensor& places = values[2];
-  const at::Tensor w = matrices();
+  const at::Tensor w = by_group(weight_);
   TWOBP_CHECK(x.dim() == 2 && x.size(1) == w.size(2), "the products of ", weight_.name(), " take rows of ", w.size(2),
               " numbers, got ", x.sizes());
   at::Tensor y = at::empty({places.size(0), w.size(1)}, x.options());
-  multiply_groups(y, ends, w.transpose(1, 2), rows_of(x, tokens_ == Tokens::kInput, places), sources_);
+  const auto x_rows = rows_of(x, tokens_ == Tokens::kInput, places);
+  multiply_groups(y, ends, w.transpose(1, 2), x_rows, share_.of);
+  at::Tensor u;
+  if (adapter_) {
+    u = at::empty({places.size(0), adapter_->a.value.size(0) / groups_}, x.options());
+    multiply_groups(u, ends, by_group(adapter_->a).transpose(1, 2), x_rows, share_.of);
+    u.mul_(adapter_->scale);
+    multiply_groups(y, ends, by_group(adapter_->b).transpose(1, 2), rows_of(u, false, places), share_.of,
+                    /*adds=*/true);
+  }
   if (bias_) {
     const at::Tensor biases = bias_->value.view({groups_, -1});
-    for_groups(ends, groups_, y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    for_groups(ends, share_.of * groups_, y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
       at::Tensor of_group = y.narrow(0, begin, rows);
-      if (rows > 0) add_row(of_group, biases.select(0, group));
+      if (rows > 0) add_row(of_group, biases.select(0, group % groups_));
     });
   }
   if (!context.keeps()) return {std::move(y)};
   saved.keep_until_p1(ends);
   saved.keep_until_p1(places);
-  if (weight_.trainable()) {
+  if (trains()) {
     saved.keep_until_p2(std::move(x));
     saved.keep_until_p2(std::move(ends));
     saved.keep_until_p2(std::move(places));
+    if (adapter_) saved.keep_until_p2(std::move(u));
   }
   return {std::move(y)};
 }
@@ -154,37 +215,52 @@ Values GroupedLinear::backward_p1(Values values, Context&, Saved& saved) {
   at::Tensor dy = std::move(values[0]);
   const at::Tensor ends = saved.take_p1(0);
   const at::Tensor places = saved.take_p1(1);
-  const at::Tensor w = matrices();
+  const at::Tensor w = by_group(weight_);
   at::Tensor dx = at::empty({places.size(0), w.size(2)}, dy.options());
-  multiply_groups(dx, ends, w, rows_of(dy, tokens_ == Tokens::kGradient, places), sources_);
+  const auto dy_rows = rows_of(dy, tokens_ == Tokens::kGradient, places);
+  multiply_groups(dx, ends, w, dy_rows, share_.of);
+  at::Tensor v;
+  if (adapter_) {
+    v = at::empty({places.size(0), adapter_->b.value.size(1)}, dy.options());
+    multiply_groups(v, ends, by_group(adapter_->b), dy_rows, share_.of);
+    v.mul_(adapter_->scale);
+    multiply_groups(dx, ends, by_group(adapter_->a), rows_of(v, false, places), share_.of, /*adds=*/true);
+  }
   if (bias_ && bias_->trainable()) {
-    const at::Tensor sums = bias_->grad_to_add().view({groups_, -1});
-    for_groups(ends, groups_, dy.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
+    const at::Tensor of_one = bias_->grad_to_add();
+    const at::Tensor sums = (share_.of > 1 ? bias_->grad_by_source : of_one).view({share_.of * groups_, -1});
+    for_groups(ends, share_.of * groups_, dy.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
       at::Tensor sum = sums.select(0, group);
       if (rows > 0) add_sum_of_rows(sum, dy.narrow(0, begin, rows));
     });
   }
-  if (weight_.trainable()) saved.keep_until_p2(std::move(dy));
+  if (trains()) saved.keep_until_p2(std::move(dy));
+  if (adapter_ && trains()) saved.keep_until_p2(std::move(v));
   return {std::move(dx)};
 }
 
 void GroupedLinear::backward_p2(std::span<Saved* const> saved) {
   for (const Saved* one : saved) {
-    const at::Tensor& places = one->p2(2);
-    const auto [gradient, adds] = weight_.grad_by_source_to_write();
-    write_group_products(gradient.view({sources_ * groups_, -1, gradient.size(1)}), adds, one->p2(1), places.size(0),
-                         rows_of(one->p2(3), tokens_ == Tokens::kGradient, places),
-                         rows_of(one->p2(0), tokens_ == Tokens::kInput, places));
+    const at::Tensor &x = one->p2(0), &ends = one->p2(1), &places = one->p2(2);
+    const bool x_of_tokens = tokens_ == Tokens::kInput, dy_of_tokens = !x_of_tokens;
+    if (!adapter_) {
+      write_gradient(weight_, ends, places, one->p2(3), dy_of_tokens, x, x_of_tokens);
+      continue;
+    }
+    const at::Tensor &u = one->p2(3), &dy = one->p2(4), &v = one->p2(5);  // u and v are scaled
+    if (adapter_->a.trainable()) write_gradient(adapter_->a, ends, places, v, false, x, x_of_tokens);
+    if (adapter_->b.trainable()) write_gradient(adapter_->b, ends, places, dy, dy_of_tokens, u, false);
   }
 }
 
 void GroupedLinear::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
-  if (weight_.trainable()) units.push_back({this, &saved});
+  if (trains()) units.push_back({this, &saved});
 }
 
 void GroupedLinear::collect_parameters(std::vector<Parameter*>& parameters) {
   parameters.push_back(&weight_);
   if (bias_) parameters.push_back(&*bias_);
+  if (adapter_) parameters.insert(parameters.end(), {&adapter_->a, &adapter_->b});
 }
 
 Values Switched::forward(Values x, Context& context, Saved& saved) {
@@ -218,7 +294,7 @@ void Switched::collect_parameters(std::vector<Parameter*>& parameters) {
 }
 
 Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
-                 std::unique_ptr<Layer> shared)
+                 std::unique_ptr<Layer> shared, const LoraOptions& lora)
     : shape_(shape),
       router_name_(names.router),
       router_({{names.router + ".weight", shape.experts}}, shape.dim, init_std, dtype, shape.biased),
@@ -231,10 +307,37 @@ Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double in
               shape.experts, " experts");
   TWOBP_CHECK(shape.experts % shape.share.of == 0, "pipeline.experts is ", shape.share.of,
               ", which does not divide the ", shape.experts, " experts of ", names.router);
+  if (LoraLinear::adapts({{names.input_module}}, lora)) input_.adapt(names.input_module, lora, dtype);
+  if (LoraLinear::adapts({{names.output_module}}, lora)) output_.adapt(names.output_module, lora, dtype);
+  TWOBP_CHECK(shape.groups >= 1 && shape.experts % shape.groups == 0 && shape.chosen_groups >= 1 &&
+                  shape.chosen_groups <= shape.groups &&
+                  shape.chosen <= shape.chosen_groups * (shape.experts / shape.groups),
+              names.router, " chooses ", shape.chosen, " of ", shape.experts, " experts from ", shape.chosen_groups,
+              " of ", shape.groups, " groups");
+  TWOBP_CHECK(!shape.sigmoid || !shape.balanced, "the loss that balances experts is of a softmax");
+  if (!names.correction.empty()) {
+    correction_.emplace(std::vector<ParameterPart>{{names.correction, shape.experts}},
+                        std::vector<int64_t>{shape.experts}, compute_type(dtype), 0);
+    correction_->freeze();
+  }
   if (shape.biased) {
-    output_bias_.emplace(parts(names, shape, {names.down}, shape.dim, ".bias"),
+    ExpertsShape all = shape;  // each replica adds them to the sums of its own tokens
+    all.share = {};
+    output_bias_.emplace(parts(names, all, {names.down}, shape.dim, ".bias"),
                          std::vector<int64_t>{shape.experts * shape.dim}, compute_type(dtype), 0);
   }
+}
+
+at::Tensor Experts::choose(const at::Tensor& scores) const {
+  at::Tensor ranks = correction_ ? scores + correction_->value : scores;
+  if (shape_.groups > 1) {
+    const at::Tensor by_group = ranks.unflatten(-1, {shape_.groups, -1});
+    const at::Tensor of_groups = shape_.sigmoid ? std::get<0>(at::topk(by_group, 2, -1)).sum(-1) : by_group.amax(-1);
+    const at::Tensor best = std::get<1>(at::topk(of_groups, shape_.chosen_groups, -1));
+    const at::Tensor others = at::ones_like(of_groups, at::kBool).scatter_(-1, best, false);
+    ranks = by_group.masked_fill(others.unsqueeze(-1), -std::numeric_limits<double>::infinity()).flatten(-2);
+  }
+  return std::get<1>(at::topk(ranks, shape_.chosen, -1));
 }
 
 at::Tensor Experts::of_experts(const at::Tensor& weights, const at::Tensor& chosen) const {
@@ -261,10 +364,13 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   values.clear();
   const at::Tensor logits = router_.forward({x}, context, saved.child(kRouter))[0];
   // Small scores decide over experts, so they are computed in float32 at least.
-  at::Tensor scores = at::softmax(logits, -1, compute_type(logits.scalar_type()));
+  const auto wide = compute_type(logits.scalar_type());
+  at::Tensor scores = shape_.sigmoid ? at::sigmoid(logits.to(wide)) : at::softmax(logits, -1, wide);
   if (!context.training) check_scores(scores, logits.scalar_type());
-  auto [weights, chosen] = at::topk(scores, shape_.chosen, -1);
-  if (shape_.normalized) weights = weights / weights.sum(-1, /*keepdim=*/true);
+  const at::Tensor chosen = choose(scores);
+  at::Tensor weights = scores.gather(-1, chosen);
+  if (shape_.normalized) weights = weights / (weights.sum(-1, /*keepdim=*/true) + kLeastSum);
+  if (shape_.scale != 1) weights.mul_(shape_.scale);
   Routing routing = route(chosen, shape_.experts);
   if (context.experts != nullptr)
     context.experts->count(at::diff(routing.ends, 1, 0, at::zeros({1}, routing.ends.options())));
@@ -303,6 +409,20 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
     }
   }
   return out;
+}
+
+at::Tensor Experts::gradient_of_logits(at::Tensor dweights, const at::Tensor& weights, const at::Tensor& scores,
+                                       const at::Tensor& chosen) const {
+  const at::Tensor of_chosen = scores.gather(-1, chosen);
+  // w = scale s / sum of the chosen s, of which dL/ds is (scale dL/dw - sum of w dL/dw) / sum.
+  const at::Tensor mean = shape_.normalized ? (dweights * weights).sum(-1, true) : at::Tensor();
+  if (shape_.scale != 1) dweights.mul_(shape_.scale);
+  if (shape_.normalized) dweights = (dweights - mean) / (of_chosen.sum(-1, true) + kLeastSum);
+  const at::Tensor products = dweights * of_chosen;
+  if (shape_.sigmoid) return at::zeros_like(scores).scatter_(-1, chosen, products * (1 - of_chosen));
+  at::Tensor dlogits = scores * -products.sum(-1, true);
+  dlogits.scatter_add_(-1, chosen, products);
+  return dlogits;
 }
 
 Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
@@ -346,29 +466,17 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
     dweight_of_rows = std::move(back[1]);
   }
   at::Tensor dx = sum_of_tokens(dx_of_rows, rows);
-  // w = s / sum of the chosen s, of which dL/ds is (dL/dw - sum of w dL/dw) / sum; the softmax follows.
-  at::Tensor dscores = dweight_of_rows.index_select(0, rows.flatten()).view(rows.sizes());
+  at::Tensor dweights = dweight_of_rows.index_select(0, rows.flatten()).view(rows.sizes());
   if (output_bias_) {
     const at::Tensor wide = dy.to(scores.scalar_type());
-    dscores.add_(product(wide, output_biases().t()).gather(-1, chosen));
+    dweights.add_(product(wide, output_biases().t()).gather(-1, chosen));
     if (output_bias_->trainable()) {
       const at::Tensor gradient = product(of_experts(weights, chosen).t(), wide);
       output_bias_->accumulate(gradient.view({-1}));
     }
   }
-  const at::Tensor of_chosen = scores.gather(-1, chosen);
-  if (shape_.normalized) {
-    dscores = (dscores - (dscores * weights).sum(-1, true)) / of_chosen.sum(-1, true);
-  }
-  const at::Tensor products = dscores * of_chosen;
-  at::Tensor dlogits = scores * -products.sum(-1, true);
-  dlogits.scatter_add_(-1, chosen, products);
-  if (dsums.defined()) {
-    at::Tensor of_scores = scores * dsums[1].to(scores.scalar_type());
-    const at::Tensor padding = padding_of_tokens(context, sizes, scores.device());
-    if (padding.defined()) of_scores.masked_fill_(padding.unsqueeze(1), 0);
-    dlogits.add_(of_scores - scores * of_scores.sum(-1, true));
-  }
+  at::Tensor dlogits = gradient_of_logits(std::move(dweights), weights, scores, chosen);
+  if (dsums.defined()) add_gradient_of_sums(dlogits, scores, dsums, padding_of_tokens(context, sizes, scores.device()));
   if (!travels) run_shared();
   if (shared_) dx.add_(of_shared);
   dx.add_(router_.backward_p1({dlogits.to(dx.scalar_type())}, context, saved.child(kRouter))[0]);
@@ -384,6 +492,7 @@ void Experts::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 
 void Experts::collect_parameters(std::vector<Parameter*>& parameters) {
   router_.collect_parameters(parameters);
+  if (correction_) parameters.push_back(&*correction_);
   input_.collect_parameters(parameters);
   output_.collect_parameters(parameters);
   if (output_bias_) parameters.push_back(&*output_bias_);

@@ -1,6 +1,7 @@
 // A mixture of experts in place of an MLP (arXiv 2101.03961, 2401.04088): a router chooses a few experts for each
 // token, each expert is a gated MLP, and the token's output is their weighted sum.
 //   s = softmax(x R^T)          the token's experts are its k largest s; their weights w are s, or s over their sum
+// DeepSeek's routers (arXiv 2405.04434, section 2.2.2; 2412.19437, section 2.1.2) differ as ExpertsShape says.
 //   y = sum over them of w_e down_e(gate(gate_e x) * up_e x)
 // No token is dropped. The rows of all tokens are sorted by expert, so that an expert's rows lie together.
 #pragma once
@@ -15,6 +16,7 @@
 #include "twobp/nn/kernels/rows/row_operations.h"
 #include "twobp/nn/layer.h"
 #include "twobp/nn/layers/linear.h"
+#include "twobp/nn/layers/lora_linear.h"
 
 namespace twobp {
 
@@ -24,13 +26,22 @@ namespace twobp {
 // source and group are then a product of their own, whose bits depend on its number of rows.
 // Of rows that are not tokens', y may have a bias of the group.
 //   p1: dx = dy W_g, db_g += sum of dy's rows        p2: dW_g += dy^T x, a unit for all groups
+// Each group may have an adapter (lora_linear.h) of its own, A_g and B_g. Then W_g and the bias are frozen.
 class GroupedLinear : public Layer {
  public:
   enum class Tokens : uint8_t { kInput, kGradient };  // the side that has a row for each token
 
+  struct Adapter {
+    Parameter a;  // (groups * rank, in), named "NAME.0.lora_A.weight" and so on, by the layer's expert
+    Parameter b;  // (groups * out, rank)
+    double scale;
+  };
+
   // The parts have the groups' rows, one group after the other.
   GroupedLinear(std::vector<ParameterPart> parts, int64_t groups, int64_t in, double init_std, at::ScalarType dtype,
                 Tokens tokens, ExpertShare share = {}, bool bias = false);
+  // Before any other call. Makes the adapters' parameters.
+  void adapt(const std::string& name, const LoraOptions& lora, at::ScalarType dtype);
 
   // x; ends (sources * groups), see for_groups; places (rows of all groups).
   Values forward(Values values, Context& context, Saved& saved) override;
@@ -42,12 +53,22 @@ class GroupedLinear : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
-  at::Tensor matrices() const { return weight_.value.view({groups_, -1, weight_.value.size(1)}); }
+  at::Tensor by_group(const Parameter& parameter) const {
+    return parameter.value.view({groups_, -1, parameter.value.size(1)});
+  }
+  // Adds dy^T x of each source and group to the gradient, where dy has a row for each row of the groups, or as `tokens`
+  // says.
+  void write_gradient(Parameter& parameter, const at::Tensor& ends, const at::Tensor& places, const at::Tensor& dy,
+                      bool dy_of_tokens, const at::Tensor& x, bool x_of_tokens) const;
+  bool trains() const {
+    return weight_.trainable() || (adapter_ && (adapter_->a.trainable() || adapter_->b.trainable()));
+  }
 
   Parameter weight_;               // (groups * out, in)
   std::optional<Parameter> bias_;  // (groups * out)
+  std::optional<Adapter> adapter_;
   int64_t groups_;
-  int64_t sources_;
+  ExpertShare share_;
   Tokens tokens_;
 };
 
@@ -63,6 +84,11 @@ struct ExpertsShape {
                           // the limit and up within it on both sides
   bool balanced = false;  // whether F also gives the sums of balance.h, and I takes their gradient
   ExpertShare share{};    // of the experts that are here
+  bool sigmoid = false;   // s = sigmoid(x R^T)
+  int64_t groups = 1;  // of experts: a token chooses among those of its `chosen_groups` best, by their best s, or with
+                       // sigmoid by the sum of their two best
+  int64_t chosen_groups = 1;
+  double scale = 1;  // of the weights
 };
 
 // The parameters are named router.weight and expert0.gate.weight, with the given names.
@@ -70,6 +96,10 @@ struct ExpertsNames {
   std::string router;
   std::string experts;  // "model.layers.0.mlp.experts."
   std::string gate, up, down;
+  // A number for each expert, which is added to s to choose experts, but not to weigh them. It is not trained. "": none
+  std::string correction{};
+  // Of gate and up, and of down, for their adapters: "model.layers.0.mlp.experts.gate_up_proj".
+  std::string input_module{}, output_module{};
 };
 
 // y = sigmoid(gate(x)) body(x), where the gate gives one number for each token.
@@ -90,7 +120,7 @@ class Experts : public Layer {
  public:
   // What `shared` gives for a token is added to the sum; it may be null.
   Experts(const ExpertsNames& names, const ExpertsShape& shape, double init_std, at::ScalarType dtype,
-          std::unique_ptr<Layer> shared = nullptr);
+          std::unique_ptr<Layer> shared = nullptr, const LoraOptions& lora = {});
 
   Values forward(Values x, Context& context, Saved& saved) override;
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
@@ -98,6 +128,11 @@ class Experts : public Layer {
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 
  private:
+  // The experts of each token, (tokens, chosen).
+  at::Tensor choose(const at::Tensor& scores) const;
+  // Of a token's weights as functions of the scores: dL/dlogits from dL/dweights.
+  at::Tensor gradient_of_logits(at::Tensor dweights, const at::Tensor& weights, const at::Tensor& scores,
+                                const at::Tensor& chosen) const;
   // (tokens, experts): each token's weights, 0 for experts that it does not choose.
   at::Tensor of_experts(const at::Tensor& weights, const at::Tensor& chosen) const;
   at::Tensor output_biases() const { return output_bias_->value.view({shape_.experts, shape_.dim}); }
@@ -114,6 +149,7 @@ class Experts : public Layer {
   GroupedLinear input_;                   // gate and up
   GroupedLinear output_;                  // down
   std::optional<Parameter> output_bias_;  // (experts * dim)
+  std::optional<Parameter> correction_;   // (experts)
   std::unique_ptr<Layer> shared_;
 };
 

@@ -24,24 +24,106 @@ using nlohmann::json;
 
 constexpr const char* kPeftPrefix = "base_model.model.";  // PEFT's wrapper around the model
 
-std::map<std::string, Parameter*> adapters_of(const std::vector<Parameter*>& weights) {
-  std::map<std::string, Parameter*> adapters;
-  for (Parameter* weight : weights) {
-    if (is_adapter(weight->name())) adapters[weight->name()] = weight;
+using Tensors = std::map<std::string, at::Tensor>;  // by name
+
+// The adapters; those of experts apart.
+Tensors adapters_of(const std::vector<Parameter*>& weights) {
+  Tensors adapters;
+  for (const Parameter* weight : weights) {
+    if (!is_adapter(weight->name())) continue;
+    for (const auto& [name, part] : weight->parts_of(weight->master)) adapters[name] = part;
   }
   return adapters;
 }
 
-// The adapters by name, with their shapes.
+// Their names, with their shapes.
 std::map<std::string, std::vector<int64_t>> adapters_of(const ModelSpec& model) {
   std::map<std::string, std::vector<int64_t>> adapters;
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();  // allocates nothing
     for (const Parameter* parameter : parameters_of(*layer)) {
-      if (is_adapter(parameter->name())) adapters[parameter->name()] = parameter->sizes();
+      if (!is_adapter(parameter->name())) continue;
+      for (const ParameterPart& part : parameter->parts()) adapters[part.name] = {part.rows, parameter->sizes()[1]};
     }
   }
   return adapters;
+}
+
+constexpr const char* kA = ".lora_A.weight";
+constexpr const char* kB = ".lora_B.weight";
+
+// An adapter of all experts of a layer, which PEFT has for a parameter of a module (LoraConfig.target_parameters). It
+// stores A as (experts * rank, in) and B as (out, rank * experts), where the expert's number grows fastest.
+struct StackAdapter {
+  const ExpertStack* stack;
+  std::string file;  // before .lora_A.weight. If a module has two, the first is in that of the second, its base_layer
+
+  size_t experts() const { return stack->parts.size() / stack->projections; }
+  std::string part(size_t expert, const char* kind) const { return concat(stack->module, ".", expert, kind); }
+};
+
+// Those among the named adapters.
+template <typename Named>
+std::vector<StackAdapter> stacks_of(const Named& adapters, const TensorNames& naming) {
+  std::map<std::string, std::vector<const ExpertStack*>> by_module;  // in the order of the module's parameters
+  for (const auto& [name, stack] : naming.stacks) {
+    if (stack.module.empty() || !adapters.contains(concat(stack.module, ".0", kA))) continue;
+    auto& of_module = by_module[stack.module.substr(0, stack.module.rfind('.'))];
+    of_module.insert(stack.projections > 1 ? of_module.begin() : of_module.end(), &stack);
+  }
+  std::vector<StackAdapter> all;
+  for (const auto& [module, stacks] : by_module) {
+    if (stacks.size() == 2) all.push_back({stacks.front(), module + ".base_layer"});
+    all.push_back({stacks.back(), module});
+  }
+  return all;
+}
+
+// The outputs of an expert's projections, which take turns in some stacks, one after the other, or `back`.
+at::Tensor reordered(const at::Tensor& b, const ExpertStack& stack, bool back) {
+  if (!stack.interleaved) return b;
+  const auto count = static_cast<int64_t>(stack.projections);
+  const at::Tensor apart = back ? b.unflatten(0, {count, -1}) : b.unflatten(0, {-1, count});
+  return apart.transpose(0, 1).flatten(0, 1);
+}
+
+// The adapters of experts become those of stacks.
+void join_experts(Tensors& adapters, const TensorNames& naming) {
+  const auto take = [&](const std::string& name) { return std::move(adapters.extract(name).mapped()); };
+  for (const StackAdapter& one : stacks_of(adapters, naming)) {
+    std::vector<at::Tensor> a, b;
+    for (size_t expert = 0; expert < one.experts(); ++expert) {
+      a.push_back(take(one.part(expert, kA)));
+      b.push_back(reordered(take(one.part(expert, kB)), *one.stack, /*back=*/true));
+    }
+    adapters[one.file + kA] = at::cat(a);
+    adapters[one.file + kB] = at::stack(b, 2).flatten(1);
+  }
+}
+
+// The way back. Throws Error for a shape that does not fit the number of experts.
+void split_experts(Tensors& adapters, const std::vector<StackAdapter>& stacks, const std::string& folder) {
+  const std::string prefix = kPeftPrefix;
+  for (const StackAdapter& one : stacks) {
+    const auto count = static_cast<int64_t>(one.experts());
+    for (const char* kind : {kA, kB}) {
+      const bool is_a = kind == std::string_view(kA);
+      const std::string name = adapters.contains(prefix + one.file + kind) ? prefix + one.file + kind : one.file + kind;
+      if (!adapters.contains(name)) continue;
+      const at::Tensor whole = std::move(adapters.extract(name).mapped());
+      TWOBP_CHECK(whole.dim() == 2 && whole.size(is_a ? 0 : 1) % count == 0, folder, ": ", name, " is ", whole.sizes(),
+                  ", which is not of ", count, " experts");
+      for (int64_t expert = 0; expert < count; ++expert) {
+        adapters[one.part(expert, kind)] =
+            is_a ? whole.unflatten(0, {count, -1}).select(0, expert)
+                 : reordered(whole.unflatten(1, {-1, count}).select(2, expert), *one.stack, /*back=*/false);
+      }
+    }
+  }
+}
+
+bool matches(const std::string& module, const std::string& target) {
+  return ("." + module).ends_with("." + target);
 }
 
 // How PEFT's from_pretrained finds the model's class: by a task, or by a name where no task has that class.
@@ -52,13 +134,23 @@ json auto_mapping(const ModelType& type) {
 }
 
 // Writes PEFT's two files.
-void write_adapter(const std::string& directory, const ModelConfig& model, const NamedTensors& tensors,
-                   at::ScalarType dtype) {
+void write_adapter(const std::string& directory, const ModelConfig& model, Tensors adapters, at::ScalarType dtype) {
+  const ModelType& type = model.type.type();
+  json modules = json::array(), parameters = json::array();
+  const TensorNames naming = type.names(model.type);
+  const std::vector<StackAdapter> stacks = stacks_of(adapters, naming);
+  for (const std::string& target : model.lora_targets) {
+    const bool of_experts =
+        std::any_of(stacks.begin(), stacks.end(), [&](const auto& one) { return matches(one.stack->module, target); });
+    (of_experts ? parameters : modules).push_back(target);
+  }
+  join_experts(adapters, naming);
+  NamedTensors tensors;
+  for (const auto& [name, tensor] : adapters) tensors.emplace_back(kPeftPrefix + name, tensor);
   TWOBP_CHECK(!tensors.empty(), "save.lora is \"adapter\", but the model has no adapters: set model.lora");
   check_adapter_folder(directory);
   check_trained(tensors);
   NewFolder made(directory);
-  const ModelType& type = model.type.type();
   const json description = {{"peft_type", "LORA"},
                             {"task_type", type.peft_task.empty() ? json() : json(type.peft_task)},
                             {"auto_mapping", auto_mapping(type)},
@@ -66,7 +158,8 @@ void write_adapter(const std::string& directory, const ModelConfig& model, const
                             {"r", model.lora},
                             {"lora_alpha", model.lora_alpha},
                             {"lora_dropout", 0.0},
-                            {"target_modules", model.lora_targets},
+                            {"target_modules", modules},
+                            {"target_parameters", parameters.empty() ? json() : parameters},
                             {"bias", "none"},
                             {"fan_in_fan_out", type.transposed},
                             {"inference_mode", true}};
@@ -107,13 +200,13 @@ constexpr const char* kMerge =
     "and start from that";
 
 // Throws Error unless the description is that of a plain LoRA adapter of a model of this type.
-void check_plain(const json& config, const ModelType& type, const std::string& path) {
+void check_plain(const json& config, const ModelType& type, bool has_stacks, const std::string& path) {
   const auto refuse = [&](const std::string& key, const json& value) {
     fail(path, ": ", key, " is ", shown(value), ", ", kMerge);
   };
   for (const auto& [key, value] : config.items()) {
     const bool any = std::find(kAnyValue.begin(), kAnyValue.end(), key) != kAnyValue.end() ||
-                     (key == "fan_in_fan_out" && type.transposed);
+                     (key == "fan_in_fan_out" && type.transposed) || (key == "target_parameters" && has_stacks);
     if (!any && !is_unset(value)) refuse(key, value);
   }
   const json bias = config.value("bias", json("none"));
@@ -133,8 +226,18 @@ bool is_target(const std::string& name, const json& targets) {
   if (!targets.is_array()) return true;
   const std::string module = name.substr(0, name.rfind(".lora_"));
   return std::any_of(targets.begin(), targets.end(), [&](const json& target) {
-    return target.is_string() && ("." + module).ends_with("." + target.get<std::string>());
+    return target.is_string() && matches(module, target.get<std::string>());
   });
+}
+
+// Throws Error for a stack that PEFT would not adapt.
+void check_parameters(const std::vector<StackAdapter>& stacks, const json& config, const std::string& path) {
+  const json targets = config.value("target_parameters", json());
+  for (const StackAdapter& one : stacks) {
+    const bool known = targets.is_array() && is_target(one.stack->module + kA, targets);
+    TWOBP_CHECK(known, path, ": target_parameters is ", targets.dump(), ", but model.lora_targets has ",
+                one.stack->module, ": set model.lora_targets to target_modules and target_parameters");
+  }
 }
 
 }  // namespace
@@ -161,19 +264,48 @@ void check_trained(const NamedTensors& weights) {
   }
 }
 
+namespace {
+
+// A projection of an expert changes by b a.
+struct LowRank {
+  at::Tensor a, b;  // float32
+};
+
+// By the weight's name, of the experts that are here.
+std::map<std::string, LowRank> adapters_of_experts(const Tensors& adapters, const TensorNames& naming) {
+  std::map<std::string, LowRank> all;
+  for (const auto& [name, stack] : naming.stacks) {
+    for (size_t i = 0; !stack.module.empty() && i < stack.parts.size(); ++i) {
+      const std::string expert = concat(stack.module, ".", i / stack.projections);
+      const auto a = adapters.find(expert + kA), b = adapters.find(expert + kB);
+      if (a == adapters.end() || b == adapters.end()) continue;
+      const at::Tensor of_projection = b->second.chunk(static_cast<int64_t>(stack.projections))[i % stack.projections];
+      all[stack.parts[i]] = {a->second.to(at::kFloat), of_projection.to(at::kFloat)};
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
 NamedTensors merged_weights(const std::vector<Parameter*>& weights, const ModelConfig& model) {
-  const auto adapters = adapters_of(weights);
+  const Tensors adapters = adapters_of(weights);
+  const double scale = model.lora > 0 ? model.lora_alpha / static_cast<double>(model.lora) : 0;
+  std::map<std::string, LowRank> of_experts;
+  if (!adapters.empty()) of_experts = adapters_of_experts(adapters, model.type.type().names(model.type));
   NamedTensors merged;
   for (const Parameter* weight : weights) {
     if (is_adapter(weight->name())) continue;
     for (auto& [name, tensor] : weight->parts_of(weight->master)) {
       const std::string module = module_of(name);
-      const auto a = adapters.find(module + ".lora_A.weight");
-      const auto b = adapters.find(module + ".lora_B.weight");
+      if (const auto adapter = of_experts.find(name); adapter != of_experts.end()) {
+        tensor = tensor.to(at::kFloat).addmm(adapter->second.b, adapter->second.a, 1, scale);
+      }
+      const auto a = adapters.find(module + kA);
+      const auto b = adapters.find(module + kB);
       if (a != adapters.end() && b != adapters.end()) {
-        const double scale = model.lora_alpha / static_cast<double>(model.lora);
         const at::Tensor sum = (weight->transposed() ? tensor.t() : tensor).to(at::kFloat);
-        tensor = sum.addmm(b->second->master.to(at::kFloat), a->second->master.to(at::kFloat), 1, scale);
+        tensor = sum.addmm(b->second.to(at::kFloat), a->second.to(at::kFloat), 1, scale);
         if (weight->transposed()) tensor = tensor.t().contiguous();
       }
       merged.emplace_back(name, tensor);
@@ -188,20 +320,19 @@ void save_adapter(const std::string& directory, const ModelConfig& model, const 
   Values values;
   for (const auto& [name, adapter] : adapters_of(weights)) {
     names.push_back(name);
-    values.push_back(adapter->master);
+    values.push_back(adapter);
   }
   const std::vector<std::string> all_names = processes.to_first(names.dump());
   const std::vector<Values> all_values = processes.tensors_to_first(values);
   processes.together([&] {
-    std::map<std::string, at::Tensor> tensors;
+    Tensors tensors;
     for (size_t process = 0; process < all_names.size(); ++process) {
       const json names_there = json::parse(all_names[process]);
       for (size_t i = 0; i < names_there.size(); ++i) {
-        tensors.emplace(kPeftPrefix + names_there[i].get<std::string>(), all_values[process].at(i));
+        tensors.emplace(names_there[i].get<std::string>(), all_values[process].at(i));
       }
     }
-    if (processes.is_first())
-      write_adapter(directory, model, {tensors.begin(), tensors.end()}, parse_saved_dtype(dtype));
+    if (processes.is_first()) write_adapter(directory, model, std::move(tensors), parse_saved_dtype(dtype));
   });
 }
 
@@ -222,11 +353,21 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
   TWOBP_CHECK(alpha.is_number() && alpha.get<double>() == model.lora_alpha, config_path,
               ": the adapter's lora_alpha is ", alpha.dump(), ", but model.lora_alpha is ", model.lora_alpha,
               ": set it to the adapter's");
-  check_plain(config, model.type.type(), config_path);
-  const SafetensorsFile tensors((folder / "adapter_model.safetensors").string());
-  const auto here = adapters_of(weights);
+  const Tensors here = adapters_of(weights);
   auto adapters = adapters_of(spec);
-  for (const std::string& name : tensors.names()) {
+  const TensorNames naming = model.type.type().names(model.type);
+  const std::vector<StackAdapter> stacks = stacks_of(adapters, naming);
+  check_plain(config, model.type.type(), !stacks.empty(), config_path);
+  check_parameters(stacks, config, config_path);
+  const SafetensorsFile file((folder / "adapter_model.safetensors").string());
+  Tensors tensors;
+  for (const std::string& name : file.names()) tensors[name] = file.tensor(name);
+  split_experts(tensors, stacks, folder.string());
+  const auto of_stack = [&](const std::string& name) {
+    return std::any_of(stacks.begin(), stacks.end(),
+                       [&](const auto& one) { return name.starts_with(one.stack->module + "."); });
+  };
+  for (const auto& [name, tensor] : tensors) {
     // PEFT also saves whole weights, of output layers with an adapter for example.
     TWOBP_CHECK(is_adapter(name), folder.string(), ": has the tensor ", name.substr(0, 200), ", ", kMerge);
     const bool prefixed = name.starts_with(kPeftPrefix);
@@ -235,21 +376,20 @@ void load_adapter(const std::string& directory, const ModelConfig& model, const 
                 ", which is no adapter of this model: set model.lora_targets to its target_modules, ",
                 config.value("target_modules", json()).dump());
     const json targets = config.value("target_modules", json());
-    TWOBP_CHECK(is_target(name, targets), folder.string(), ": has the tensor ", name, ", but target_modules of ",
-                kAdapterConfig, " is ", targets.dump(),
+    TWOBP_CHECK(of_stack(name) || is_target(name, targets), folder.string(), ": has the tensor ", name,
+                ", but target_modules of ", kAdapterConfig, " is ", targets.dump(),
                 ", so PEFT does not use it: add the module there, or remove its tensors");
-    const at::Tensor tensor = tensors.tensor(name);
     TWOBP_CHECK(tensor.sizes() == at::IntArrayRef(adapter->second), folder.string(), ": ", name, " is ", tensor.sizes(),
                 ", expected ", at::IntArrayRef(adapter->second));
     TWOBP_CHECK(tensor.is_floating_point(), folder.string(), ": ", name, " is of type ",
                 c10::toString(tensor.scalar_type()), ", not of floating point numbers");
     TWOBP_CHECK(only_finite(tensor), folder.string(), ": ", name,
                 " has a value that is not finite (NaN or infinity): the adapter is damaged");
-    if (const auto local = here.find(adapter->first); local != here.end()) {
-      local->second->master.copy_(tensor);
-      local->second->refresh_value();
-    }
+    if (const auto local = here.find(adapter->first); local != here.end()) local->second.copy_(tensor);
     adapters.erase(adapter);
+  }
+  for (Parameter* weight : weights) {
+    if (is_adapter(weight->name())) weight->refresh_value();
   }
   TWOBP_CHECK(adapters.empty(), folder.string(), ": the adapter has no ",
               adapters.empty() ? "" : adapters.begin()->first, ": set model.lora_targets to its target_modules, ",

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -225,11 +226,47 @@ NamedTensors with_others(NamedTensors weights, const ModelConfig& config, const 
   return weights;
 }
 
+// Sends the parts of stacks that several processes hold to the first.
+NamedTensors with_parts_of_others(NamedTensors weights, const TensorNames& naming, const Processes& processes) {
+  std::set<std::string> held;
+  for (const auto& [name, tensor] : weights) held.insert(name);
+  std::set<std::string> apart;
+  for (const auto& [name, stack] : naming.stacks) {
+    const auto here = [&](const std::string& part) { return held.contains(part); };
+    if (std::all_of(stack.parts.begin(), stack.parts.end(), here)) continue;
+    std::copy_if(stack.parts.begin(), stack.parts.end(), std::inserter(apart, apart.end()), here);
+  }
+  const std::vector<bool> mine = processes.writes({apart.begin(), apart.end()});
+  std::map<std::string, at::Tensor> sent;
+  for (size_t i = 0; const std::string& name : apart) {
+    if (mine[i++]) sent[name];
+  }
+  for (const auto& [name, tensor] : weights) {
+    if (const auto found = sent.find(name); found != sent.end()) found->second = tensor;
+  }
+  std::erase_if(weights, [&](const auto& one) { return apart.contains(one.first); });
+  json names = json::array();
+  Values tensors;
+  for (const auto& [name, tensor] : sent) {
+    names.push_back(name);
+    tensors.push_back(tensor);
+  }
+  const std::vector<std::string> all_names = processes.to_first(names.dump());
+  const std::vector<Values> all_tensors = processes.tensors_to_first(tensors);
+  for (size_t process = 0; process < all_names.size(); ++process) {
+    const json there = json::parse(all_names[process]);
+    for (size_t i = 0; i < there.size(); ++i)
+      weights.emplace_back(there[i].get<std::string>(), all_tensors[process].at(i));
+  }
+  return weights;
+}
+
 // The weights of all experts of a layer become one tensor, in architectures whose files have that.
-NamedTensors in_stacks(NamedTensors weights, const ModelConfig& config) {
+NamedTensors in_stacks(NamedTensors weights, const ModelConfig& config, const Processes& processes) {
   const ModelType& type = config.type.type();
   const TensorNames naming = type.names(config.type);
   if (!naming.writes_stacks) return weights;
+  weights = with_parts_of_others(std::move(weights), naming, processes);
   std::map<std::string, size_t> place;  // by name
   for (size_t i = 0; i < weights.size(); ++i) place[weights[i].first] = i;
   for (const auto& [name, stack] : naming.stacks) {
@@ -448,7 +485,7 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
     }
     made.emplace(directory);
   });
-  const NamedTensors weights = in_stacks(with_others(given, config, processes), config);
+  const NamedTensors weights = in_stacks(with_others(given, config, processes), config, processes);
   std::vector<std::string> names;
   for (const auto& [name, tensor] : weights) names.push_back(name);
   const std::vector<bool> mine = processes.writes(names);

@@ -126,20 +126,19 @@ void attention_backward(const at::Tensor& packed, const PackedAttention& attenti
   const Heads heads(packed, attention);
   const int64_t positions = packed.size(1);
   const auto by_head = [&](const at::Tensor& tensor) {
-    return tensor.unflatten(2, {attention.heads, attention.head_dim}).transpose(1, 2);
+    return tensor.unflatten(2, {attention.heads, attention.value_width()}).transpose(1, 2);
   };
   // Sums over the heads that share a key-value head.
   const auto of_group = [&](const at::Tensor& tensor) {
     return tensor.unflatten(1, {attention.kv_heads, heads.group}).sum(2);
   };
   const int64_t past = attention.past();
-  const auto sums = [&](int64_t count, int64_t rows) {
-    return at::zeros({packed.size(0), count, rows, attention.head_dim},
-                     packed.options().dtype(compute_type(packed.scalar_type())));
+  const auto sums = [&](int64_t count, int64_t rows, int64_t dim) {
+    return at::zeros({packed.size(0), count, rows, dim}, packed.options().dtype(compute_type(packed.scalar_type())));
   };
-  const at::Tensor dq = sums(attention.heads, positions);
-  const at::Tensor dk = sums(attention.kv_heads, past + positions);
-  const at::Tensor dv = sums(attention.kv_heads, past + positions);
+  const at::Tensor dq = sums(attention.heads, positions, attention.head_dim);
+  const at::Tensor dk = sums(attention.kv_heads, past + positions, attention.head_dim);
+  const at::Tensor dv = sums(attention.kv_heads, past + positions, attention.value_width());
   const at::Tensor gradient = by_head(dout);
   const at::Tensor inner = (gradient * by_head(out)).sum(3, true);
   for_blocks(positions, attention, [&](const Block& block) {
@@ -174,12 +173,13 @@ at::Tensor heads_of(const at::Tensor& rows, int64_t column, int64_t count, int64
 }
 
 at::Tensor keys_of(const at::Tensor& packed, const PackedAttention& attention, bool value) {
-  const int64_t count = attention.kv_heads, dim = attention.head_dim;
+  const int64_t count = attention.kv_heads, dim = value ? attention.value_width() : attention.head_dim;
   const int64_t column = value ? attention.v_column(0) : attention.k_column(0);
+  const int64_t column_alone = value ? count * attention.head_dim : 0;
   std::vector<at::Tensor> all;
   for (const EarlierKeys& earlier : attention.earlier) {
     all.push_back(earlier.packed ? heads_of(earlier.rows, column, count, dim, attention.interleaved)
-                                 : heads_of(earlier.rows, value ? count * dim : 0, count, dim, /*interleaved=*/false));
+                                 : heads_of(earlier.rows, column_alone, count, dim, /*interleaved=*/false));
   }
   all.push_back(heads_of(packed, column, count, dim, attention.interleaved));
   return all.size() == 1 ? all[0] : at::cat(all, 1);
@@ -194,23 +194,25 @@ PackedHeads::PackedHeads(const at::Tensor& packed, const PackedAttention& attent
 
 void give_gradients(const PackedAttention& attention, const at::Tensor& dq, at::Tensor dk, at::Tensor dv,
                     at::Tensor& dpacked) {
+  const int64_t keys = attention.kv_heads * attention.head_dim;
+  const auto parts_of = [&](const at::Tensor& both) { return both.split({keys, both.size(2) - keys}, 2); };
   int64_t begin = 0;
   for (const EarlierKeys& earlier : attention.earlier) {
     const int64_t count = earlier.rows.size(1);
-    const std::vector<at::Tensor> halves = earlier.gradient.chunk(2, 2);
-    halves[0].add_(dk.narrow(1, begin, count).flatten(2));
-    halves[1].add_(dv.narrow(1, begin, count).flatten(2));
+    const std::vector<at::Tensor> parts = parts_of(earlier.gradient);
+    parts[0].add_(dk.narrow(1, begin, count).flatten(2));
+    parts[1].add_(dv.narrow(1, begin, count).flatten(2));
     begin += count;
   }
   dk = dk.narrow(1, begin, dq.size(1));
   dv = dv.narrow(1, begin, dq.size(1));
   if (attention.from_later.defined()) {
-    const std::vector<at::Tensor> later = attention.from_later.chunk(2, 2);
-    dk = later[0].unflatten(2, {attention.kv_heads, attention.head_dim}) + dk;
-    dv = later[1].unflatten(2, {attention.kv_heads, attention.head_dim}) + dv;
+    const std::vector<at::Tensor> later = parts_of(attention.from_later);
+    dk = later[0].view(dk.sizes()) + dk;
+    dv = later[1].view(dv.sizes()) + dv;
   }
   const auto write = [&](int64_t column, const at::Tensor& gradient) {
-    heads_of(dpacked, column, gradient.size(2), attention.head_dim, attention.interleaved).copy_(gradient);
+    heads_of(dpacked, column, gradient.size(2), gradient.size(3), attention.interleaved).copy_(gradient);
   };
   write(attention.q_column(0), dq);
   write(attention.k_column(0), dk);

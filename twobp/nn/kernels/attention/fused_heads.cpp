@@ -305,6 +305,7 @@ FusedHeads form_of(const at::Tensor& packed, const PackedAttention& attention) {
 bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& attention) {
   const at::ScalarType type = packed.scalar_type();
   if (!fused_kernels_take(packed.device(), type, attention.head_dim) || attention.cap != 0) return false;
+  if (attention.value_width() != attention.head_dim) return false;
   const bool of_slice = attention.dropout.length > 0 || !attention.earlier.empty();
   if (attention.dropout.threshold > 0 && of_slice) return false;
   const bool documents = attention.causal && attention.documents;

@@ -46,8 +46,9 @@ struct Loops {
         heads(attention.heads),
         kv_heads(attention.kv_heads),
         dim(attention.head_dim),
+        value_dim(attention.value_width()),
         stride(row_stride(packed)),
-        out_stride(heads * dim),
+        out_stride(attention.out_width()),
         block(block),
         scale(attention.scale > 0 ? T(attention.scale) : T(1) / std::sqrt(T(dim))),
         shift(attention.shift.defined() ? numbers<T>(attention.shift) : nullptr),
@@ -57,7 +58,9 @@ struct Loops {
   int64_t keys() const { return past + positions; }
   // The row in log_sum_exp and in dropout's mask.
   int64_t row(int64_t b, int64_t h, int64_t query) const { return (b * heads + h) * positions + query; }
-  int64_t at_out(int64_t b, int64_t h, int64_t query) const { return (b * positions + query) * out_stride + h * dim; }
+  int64_t at_out(int64_t b, int64_t h, int64_t query) const {
+    return (b * positions + query) * out_stride + h * value_dim;
+  }
 
   // Calls body(h, query, key, scores) for the query heads of a key-value head, block by block. `query` is the block's
   // first query, `key` its first key, and scores.cols its number of keys.
@@ -88,17 +91,18 @@ struct Loops {
     }
   }
 
-  // Adds a gradient (B, count, 2 K D) of keys and values to dk and dv (count, D).
+  // Adds a gradient (B, count, K (D + V)) of keys and values to dk (count, D) and dv (count, V).
   void add_rows(const at::Tensor& gradient, int64_t b, int64_t kv, int64_t count, T* dk, T* dv) const {
-    const T* from = numbers<T>(gradient) + b * count * 2 * kv_heads * dim + kv * dim;
-    for (int64_t s = 0; s < count; ++s, from += 2 * kv_heads * dim, dk += dim, dv += dim) {
-      for (int64_t c = 0; c < dim; ++c) dk[c] += from[c];
-      for (int64_t c = 0; c < dim; ++c) dv[c] += from[kv_heads * dim + c];
+    const int64_t width = attention.kv_width();
+    const T* from = numbers<T>(gradient) + b * count * width;
+    for (int64_t s = 0; s < count; ++s, from += width, dk += dim, dv += value_dim) {
+      for (int64_t c = 0; c < dim; ++c) dk[c] += from[kv * dim + c];
+      for (int64_t c = 0; c < value_dim; ++c) dv[c] += from[kv_heads * dim + kv * value_dim + c];
     }
   }
 
   const PackedAttention& attention;
-  int64_t batch, positions, past, heads, kv_heads, dim, stride, out_stride, block;
+  int64_t batch, positions, past, heads, kv_heads, dim, value_dim, stride, out_stride, block;
   T scale;
   const T* shift;
   std::vector<Starts> starts;  // of each sample; one: of all; empty: 0
@@ -129,15 +133,16 @@ class KeyParts {
       parts.push_back({begin, count, {from + k_column, stride}, {from + v_column, stride}});
       begin += count;
     };
-    const int64_t dim = attention_.head_dim;
-    const int64_t width = attention_.kv_heads * dim;
+    const int64_t k_column = kv * attention_.head_dim;  // of rows that have keys and values alone
+    const int64_t v_column = attention_.kv_heads * attention_.head_dim + kv * attention_.value_width();
+    const int64_t width = attention_.kv_width();
     for (const EarlierKeys& keys : attention_.earlier) {
       if (keys.packed) add(keys.rows, attention_.k_column(kv), attention_.v_column(kv));
-      if (!keys.packed) add(keys.rows, kv * dim, width + kv * dim);
+      if (!keys.packed) add(keys.rows, k_column, v_column);
       if (!keys.gradient.defined()) continue;
-      T* const to = mutable_numbers<T>(keys.gradient) + b * keys.rows.size(1) * 2 * width + kv * dim;
-      parts.back().dk = {to, 2 * width};
-      parts.back().dv = {to + width, 2 * width};
+      T* const to = mutable_numbers<T>(keys.gradient) + b * keys.rows.size(1) * width;
+      parts.back().dk = {to + k_column, width};
+      parts.back().dv = {to + v_column, width};
     }
     add(packed_, attention_.k_column(kv), attention_.v_column(kv));
     return parts;
@@ -220,7 +225,8 @@ void forward(const at::Tensor& packed, const PackedAttention& attention, at::Ten
         });
         kernels<T>().softmax_forward(scores, p, mutable_numbers<T>(log_sum_exp) + loops.row(b, h, query));
         for_parts(all, key, scores.cols, [&](const KeyPart<T>& part, int64_t column, int64_t count) {
-          gemm<T>(false, false, scores.rows, dim, count, 1, {p + column, scores.cols}, part.v, column > 0, y);
+          gemm<T>(false, false, scores.rows, loops.value_dim, count, 1, {p + column, scores.cols}, part.v, column > 0,
+                  y);
         });
       });
     }
@@ -231,11 +237,12 @@ template <typename T>
 void backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
               const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
   const Loops<T> loops(packed, attention, attention.causal && attention.earlier.empty() ? kCausalBlock : kBlock);
-  const int64_t positions = loops.positions, dim = loops.dim, stride = loops.stride;
+  const int64_t positions = loops.positions, dim = loops.dim, value_dim = loops.value_dim, stride = loops.stride;
   const int64_t dstride = row_stride(dpacked);
   const KeyParts<T> parts(packed, attention);
   const int64_t all_keys = loops.keys();
-  const Scratch<T> scratch(2 * (all_keys * loops.block + positions * dim) + loops.block * dim, packed.options());
+  const Scratch<T> scratch(2 * all_keys * loops.block + positions * (dim + value_dim) + loops.block * dim,
+                           packed.options());
   at::parallel_for(0, loops.tasks(), 1, [&](int64_t begin, int64_t end) {
     T* const p = scratch.mine();
     T* const ds = p + loops.block * all_keys;
@@ -243,7 +250,7 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
     // memory.
     T* const dk = ds + loops.block * all_keys;
     T* const dv = dk + positions * dim;
-    T* const dq = dv + positions * dim;
+    T* const dq = dv + positions * value_dim;
     for (int64_t task = begin; task < end; ++task) {
       const int64_t b = task / loops.kv_heads, kv = task % loops.kv_heads;
       const T* const rows = numbers<T>(packed) + b * positions * stride;
@@ -251,8 +258,8 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
       const int64_t k_column = attention.k_column(kv), v_column = attention.v_column(kv);
       std::vector<KeyPart<T>> all = parts.of(b, kv);
       all.back().dk = {dk, dim};
-      all.back().dv = {dv, dim};
-      std::fill_n(dk, 2 * positions * dim, T(0));  // dk and dv
+      all.back().dv = {dv, value_dim};
+      std::fill_n(dk, positions * (dim + value_dim), T(0));  // dk and dv
       loops.for_blocks(b, kv, [&](int64_t h, int64_t query, int64_t key, const ScoreBlock<T>& scores) {
         const int64_t count = scores.rows;
         const int64_t q_column = attention.q_column(h), at_out = loops.at_out(b, h, query);
@@ -263,12 +270,12 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
           const int64_t keys = tile.cols;
           for_parts(all, first_key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
             gemm<T>(false, true, count, n, dim, 1, q, part.k, 0, {p + column, keys});
-            gemm<T>(false, true, count, n, dim, 1, dy, part.v, 0, {ds + column, keys});
+            gemm<T>(false, true, count, n, value_dim, 1, dy, part.v, 0, {ds + column, keys});
           });
           kernels<T>().softmax_backward(tile, p, ds, numbers<T>(log_sum_exp) + loops.row(b, h, query),
-                                        numbers<T>(out) + at_out, dy.data, dim, loops.out_stride);
+                                        numbers<T>(out) + at_out, dy.data, value_dim, loops.out_stride);
           for_parts(all, first_key, keys, [&](const KeyPart<T>& part, int64_t column, int64_t n) {
-            gemm<T>(true, false, n, dim, count, 1, {p + column, keys}, dy, 1, part.dv);
+            gemm<T>(true, false, n, value_dim, count, 1, {p + column, keys}, dy, 1, part.dv);
             gemm<T>(true, false, n, dim, count, 1, {ds + column, keys}, q, 1, part.dk);
             gemm<T>(false, false, count, dim, n, 1, {ds + column, keys}, part.k, first ? 0 : 1, {dq, dim});
             first = false;
@@ -280,22 +287,23 @@ void backward(const at::Tensor& packed, const PackedAttention& attention, const 
       if (attention.from_later.defined()) loops.add_rows(attention.from_later, b, kv, positions, dk, dv);
       for (int64_t s = 0; s < positions; ++s) {
         std::copy_n(dk + s * dim, dim, drows + s * dstride + k_column);
-        std::copy_n(dv + s * dim, dim, drows + s * dstride + v_column);
+        std::copy_n(dv + s * value_dim, value_dim, drows + s * dstride + v_column);
       }
     }
   });
 }
 
-// Additions and multiplications of one product of queries and keys, of which forward has two and backward five: what
-// gemm() counts on a CPU. Documents count as one.
-double operations_of_product(const at::Tensor& packed, const PackedAttention& attention) {
+// Additions and multiplications of products of queries and keys, `of_keys` with numbers of queries or keys and
+// `of_values` with those of values: what gemm() counts on a CPU. Documents count as one.
+double operations(const at::Tensor& packed, const PackedAttention& attention, int64_t of_keys, int64_t of_values) {
   const int64_t positions = packed.size(1), past = attention.past();
   int64_t pairs = attention.causal ? 0 : positions * positions;
   for (int64_t query = 0; attention.causal && query < positions; ++query) {
     const int64_t keys = past + query + 1;
     pairs += attention.window == 0 ? keys : std::min(keys, attention.window);
   }
-  return 2.0 * static_cast<double>(pairs) * static_cast<double>(packed.size(0) * attention.heads * attention.head_dim);
+  const int64_t width = of_keys * attention.head_dim + of_values * attention.value_width();
+  return 2.0 * static_cast<double>(pairs) * static_cast<double>(packed.size(0) * attention.heads * width);
 }
 
 }  // namespace
@@ -308,7 +316,7 @@ at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& a
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp) {
   const bool fused = takes_fused_attention(packed, attention);
-  if (fused || by_operators(packed)) count_operations(2 * operations_of_product(packed, attention));
+  if (fused || by_operators(packed)) count_operations(operations(packed, attention, 1, 1));
   if (fused) return fused_attention_forward(packed, attention, out, log_sum_exp);
   if (by_operators(packed)) return operators::attention_forward(packed, attention, out, log_sum_exp);
   dispatch_wide(packed, [&](auto zero) { forward<decltype(zero)>(packed, attention, out, log_sum_exp); });
@@ -317,7 +325,7 @@ void packed_attention_forward(const at::Tensor& packed, const PackedAttention& a
 void packed_attention_backward(const at::Tensor& packed, const PackedAttention& attention, const at::Tensor& out,
                                const at::Tensor& log_sum_exp, const at::Tensor& dout, at::Tensor& dpacked) {
   const bool fused = takes_fused_attention(packed, attention);
-  if (fused || by_operators(packed)) count_operations(5 * operations_of_product(packed, attention));
+  if (fused || by_operators(packed)) count_operations(operations(packed, attention, 3, 2));
   if (fused) return fused_attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);
   if (by_operators(packed)) {
     return operators::attention_backward(packed, attention, out, log_sum_exp, dout, dpacked);

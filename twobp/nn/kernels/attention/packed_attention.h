@@ -54,9 +54,9 @@ class DocumentPlaces {
 
 // Keys and values of an earlier slice of the sequences (Context::slice), L positions long.
 struct EarlierKeys {
-  at::Tensor rows;  // (B, L, packed()), or (B, L, 2 K D) = (k | v) if not `packed`
+  at::Tensor rows;  // (B, L, packed()), or (B, L, K (D + V)) = (k | v) if not `packed`
   bool packed = true;
-  at::Tensor gradient;  // (B, L, 2 K D) = (dL/dk | dL/dv), to which backward adds
+  at::Tensor gradient;  // (B, L, K (D + V)) = (dL/dk | dL/dv), to which backward adds
 };
 
 struct PackedAttention {
@@ -75,19 +75,25 @@ struct PackedAttention {
 
   double scale = 0;          // of the scores; 0: 1 / sqrt(D)
   double cap = 0;            // scaled scores become cap * tanh(score / cap); 0: they do not
-  bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K
+  bool interleaved = false;  // a row is (q | k | v) of head 0, then of head 1, and so on; H = K, V = D
+  int64_t value_dim = 0;     // V, of a head's values; 0: D
 
   // Used by causal attention over a slice: `packed` has the queries [P, P + S). The keys and values of the first P
   // positions are in `earlier`, in order, and are read without a copy. `shift` has P + S columns.
   std::vector<EarlierKeys> earlier{};
-  at::Tensor from_later{};  // (B, S, 2 K D), a gradient of the slice's own k and v, which backward adds to theirs
+  at::Tensor from_later{};  // (B, S, K (D + V)), a gradient of the slice's own k and v, which backward adds to theirs
 
-  // A row: (q | k | v), (H + 2 K) heads.
-  int64_t packed() const { return (heads + 2 * kv_heads) * head_dim; }
+  int64_t value_width() const { return value_dim > 0 ? value_dim : head_dim; }
+  // A row: (q | k | v), H D + K (D + V).
+  int64_t packed() const { return heads * head_dim + kv_width(); }
+  int64_t kv_width() const { return kv_heads * (head_dim + value_width()); }
+  int64_t out_width() const { return heads * value_width(); }
   // The first numbers of heads in a row.
   int64_t q_column(int64_t head) const { return (interleaved ? 3 * head : head) * head_dim; }
   int64_t k_column(int64_t kv) const { return (interleaved ? 3 * kv + 1 : heads + kv) * head_dim; }
-  int64_t v_column(int64_t kv) const { return (interleaved ? 3 * kv + 2 : heads + kv_heads + kv) * head_dim; }
+  int64_t v_column(int64_t kv) const {
+    return interleaved ? (3 * kv + 2) * head_dim : (heads + kv_heads) * head_dim + kv * value_width();
+  }
   // P
   int64_t past() const {
     int64_t sum = 0;
@@ -100,7 +106,7 @@ struct PackedAttention {
 // (fused_attention.h), and otherwise the wide one, float32 or float64.
 at::ScalarType attention_type(const at::Tensor& packed, const PackedAttention& attention);
 
-// packed (B, S, (H + 2 K) D), of attention_type() -> out (B, S, H D), log_sum_exp (B, H, S), in the wide dtype. All
+// packed (B, S, packed()), of attention_type() -> out (B, S, H V), log_sum_exp (B, H, S), in the wide dtype. All
 // tensors are contiguous, except that the rows of packed and dpacked may be padded (padded_rows.h).
 void packed_attention_forward(const at::Tensor& packed, const PackedAttention& attention, at::Tensor& out,
                               at::Tensor& log_sum_exp);
@@ -111,14 +117,14 @@ void packed_attention_backward(const at::Tensor& packed, const PackedAttention& 
 
 // The heads of packed rows as tensors, for attention by LibTorch's operators and kernels.
 
-// q (B, S, H, D), k and v (B, P + S, K, D): views of the rows, or copies behind those of earlier slices, so that one
-// product reads them all.
+// q (B, S, H, D), k (B, P + S, K, D) and v (B, P + S, K, V): views of the rows, or copies behind those of earlier
+// slices, so that one product reads them all.
 struct PackedHeads {
   PackedHeads(const at::Tensor& packed, const PackedAttention& attention);
   at::Tensor q, k, v;
 };
 
-// Passes on the gradients of these, dq (B, S, H, D), dk and dv (B, P + S, K, D): adds those of earlier keys to theirs,
+// Passes on the gradients of these, in their sizes: adds those of earlier keys to theirs,
 // and writes the others, with what came from later slices, to `dpacked`.
 void give_gradients(const PackedAttention& attention, const at::Tensor& dq, at::Tensor dk, at::Tensor dv,
                     at::Tensor& dpacked);
@@ -126,8 +132,8 @@ void give_gradients(const PackedAttention& attention, const at::Tensor& dq, at::
 // Attention of packed rows on a GPU by ATen's fused CUDA kernels (fused_heads.h).
 
 // Whether a kernel computes this: float32, bfloat16 or float16 on a GPU, heads of up to 256 and a multiple of 8
-// numbers, without a cap. Dropout in slices has the mask of the whole sequence, which kernels do not draw. Documents
-// take 16 bits, and neither padding nor earlier slices.
+// numbers, also of values, without a cap. Dropout in slices has the mask of the whole sequence, which kernels do not
+// draw. Documents take 16 bits, and neither padding nor earlier slices.
 bool takes_fused_attention(const at::Tensor& packed, const PackedAttention& attention);
 
 // As packed_attention_forward and packed_attention_backward, for what takes_fused_attention(). `from_later`, the

@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/nn/kernels/products/products.h"
 
@@ -17,6 +19,10 @@ void dgemm_(const char* transpose_a, const char* transpose_b, const int* m, cons
 
 namespace twobp {
 namespace {
+
+// On AMD's CPUs, MKL rounds small products differently at other addresses, unless it is asked for reproducible ones
+// (oneMKL's developer guide, "Obtaining Numerically Reproducible Results"). It reads this at its first product.
+[[maybe_unused]] const bool reproducible = ::setenv("MKL_CBWR", "AUTO", /*overwrite=*/0) == 0;
 
 #if TWOBP_BLAS
 inline void blas(const char* ta, const char* tb, const int* m, const int* n, const int* k, const float* alpha,

@@ -26,14 +26,14 @@ int64_t for_groups(const at::Tensor& ends, int64_t groups, int64_t rows, Visit&&
   return begin;
 }
 
-// Writes y[rows of group g] = left(first row, rows) @ matrices[g]. Returns the end of the last group. There may be the
-// same groups of several `sources`, one source after the other.
+// Writes y[rows of group g] = left(first row, rows) @ matrices[g], or adds it. Returns the end of the last group. There
+// may be the same groups of several `sources`, one source after the other.
 template <typename Left>
 int64_t multiply_groups(const at::Tensor& y, const at::Tensor& ends, const at::Tensor& matrices, Left&& left,
-                        int64_t sources = 1) {
+                        int64_t sources = 1, bool adds = false) {
   const int64_t count = matrices.size(0);
   return for_groups(ends, sources * count, y.size(0), [&](int64_t group, int64_t begin, int64_t rows) {
-    if (rows > 0) write_product(y.narrow(0, begin, rows), left(begin, rows), matrices.select(0, group % count));
+    if (rows > 0) write_product(y.narrow(0, begin, rows), left(begin, rows), matrices.select(0, group % count), adds);
   });
 }
 
