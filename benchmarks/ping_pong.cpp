@@ -92,7 +92,7 @@ Way expected_through(Transport& transport, const std::string& name, int other) {
         const int64_t now = (*receives)++;
         transport.expect(other, tag_of(now, received), forms);
         received = transport.receive(other, tag_of(now, received), kTimeout)[0];
-        transport.expect(other, tag_of(now + 1, received), forms);
+        if ((now + 1) % kTurn != 0) transport.expect(other, tag_of(now + 1, received), forms);  // or none may come
       }};
 }
 
