@@ -129,11 +129,15 @@ void run_replica(World world, const Options& options, Study& study) {
   pipeline_options.threads.pin = false;
   Pipeline pipeline(subject.model, subject.profile, pipeline_options, std::move(world));
   int64_t step = 0;
+  // The profile of emulated layers has no bytes, so it gives no cap.
+  const auto plan_of = [&](int micro_batches, P2Policy policy) {
+    return pipeline.plan(options.schedule, micro_batches, policy, {P2Batching::kLoop, MemoryCap::none()});
+  };
   const auto run_step = [&](int micro_batches, P2Policy policy) {
     StepRequest request;
     request.step = ++step;
     request.loss.weight = 1e-3;
-    return pipeline.run(pipeline.plan(options.schedule, micro_batches, policy),
+    return pipeline.run(plan_of(micro_batches, policy),
                         std::vector<Fields>(static_cast<size_t>(micro_batches), subject.fields), request);
   };
   for (const int micro_batches : options.micro_batches) {
@@ -163,8 +167,8 @@ void run_replica(World world, const Options& options, Study& study) {
       if (round > 0) continue;
       SimulationOptions simulation = in_process_simulation();
       simulation.data_parallel.bytes_per_second = speed;
-      run.simulated = simulate(pipeline.plan(options.schedule, run.micro_batches, run.policy).schedule,
-                               profiled_costs(pipeline.layer_costs()), simulation);
+      run.simulated =
+          simulate(plan_of(run.micro_batches, run.policy).schedule, profiled_costs(pipeline.layer_costs()), simulation);
     }
   }
 }
