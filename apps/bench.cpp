@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -106,7 +107,10 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
     for (const auto& asked : options.schedules) {
       const auto [source, own] = AskedSchedule(asked);
       const std::string& schedule = source.name();
-      if (placement_of(given, schedule) != trainer.pipeline().rank_of_stage()) continue;
+      const std::vector<int>& placed = trainer.pipeline().rank_of_stage();
+      if (!std::ranges::equal(placement_of(given, schedule),
+                              std::span(placed).subspan(static_cast<size_t>(trainer.pipeline().frozen_stages()))))
+        continue;
       const bool searched = schedule == kAutoSchedule;  // it has its own policy
       TWOBP_CHECK(!searched || !own, "--schedules ", asked, ": '", schedule,
                   "' has its own p2 policy: leave out '@' and the policy");
@@ -149,7 +153,8 @@ int steps_until_graph(const BenchRow& row) {
 void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   Trainer& trainer = *row.trainer;
   Pipeline& pipeline = trainer.pipeline();
-  for (int i = 0; i < untimed_steps; ++i) trainer.step(row.batch, row.variant);
+  const auto step = [&] { return trainer.step(row.batch, row.variant, std::nullopt, row.batch.micro_batches); };
+  for (int i = 0; i < untimed_steps; ++i) step();
   pipeline.meter().reset_peaks();
   const StepPlan plan = make_plan(pipeline, row.variant, static_cast<int>(row.batch.micro_batches.size()));
   row.idle.resize(pipeline.ranks());
@@ -158,7 +163,7 @@ void measure(BenchRow& row, int untimed_steps, const BenchOptions& options) {
   row.held.resize(pipeline.ranks());
   row.gradients.resize(pipeline.ranks());
   for (int i = 0; i < options.steps; ++i) {
-    const StepReport report = trainer.step(row.batch, row.variant).report;
+    const StepReport report = step().report;
     row.seconds.push_back(report.seconds());
     std::optional<Simulation> predicted;
     if (report.timed()) predicted = predict(row, plan, report);
@@ -244,7 +249,12 @@ int bench(const BenchOptions& options) {
       const std::string schedule = AskedSchedule(asked).source.name();
       if (!placed.insert(placement_of(one, schedule)).second) continue;
       Config of_rows = config_for(one, schedule);
-      of_rows.pipeline.stages = pipeline_shape(of_rows.pipeline).stages;  // the same for all rows, also frozen layers
+      // The same for all rows, which are all named if frozen layers may have stages of their own.
+      const bool all_named = std::ranges::all_of(options.schedules, [](const std::string& each) {
+        const ScheduleSource source = AskedSchedule(each).source;
+        return source.written() == nullptr && source.name() != kAutoSchedule;
+      });
+      if (!all_named) of_rows.pipeline.stages = pipeline_shape(of_rows.pipeline).stages;
       check_config(of_rows);
       trainers.push_back(std::make_unique<Trainer>(of_rows));
       for (BenchRow& row : make_rows(options, one, *trainers.back())) rows.push_back(std::move(row));

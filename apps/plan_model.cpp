@@ -269,10 +269,12 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   settings.set("schedule", choice.found && !again ? found : choice.schedule.name());
   if (!again) settings.set("p2", policy_name(choice.policy));
   settings.set("ranks", file ? 0 : choice.ranks);
-  settings.set("stages", file ? 0 : choice.stages);
+  // Training makes stages of frozen layers, and their split, by itself.
+  const bool frozen = choice.frozen_stages > 0;
+  settings.set("stages", file || frozen ? 0 : choice.stages);
   settings.set("micro_batches", file ? 0 : choice.micro_batches);
   add_work(choice, model, config, settings);
-  settings.set("split", list_of(choice.split));
+  settings.set("split", frozen ? "[]" : list_of(choice.split));
   if (choice.streams || (config && config->pipeline.gradients != "kept"))
     settings.set("gradients", gradients_of(choice));
   settings.set("memory_cap", cap_of(choice, model, request.memory));
@@ -322,6 +324,7 @@ nlohmann::ordered_json to_json(const PlanChoice& choice, const CostModel& model)
           {"p2", policy_name(choice.policy)},
           {"ranks", choice.ranks},
           {"stages", choice.stages},
+          {"frozen_stages", choice.frozen_stages},
           {"micro_batches", choice.micro_batches},
           {"micro_batch_size", choice.micro_batch_size},
           {"slices", choice.slices},

@@ -165,7 +165,7 @@ SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy 
 // Returns the costs of one of the equal slices of a micro-batch.
 std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
   for (StageCost& cost : costs) {
-    for (double StageCost::*of :
+    for (double StageCost::* of :
          {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::activation_bytes,
           &StageCost::stash_bytes, &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
       cost.*of /= slices;
@@ -252,7 +252,8 @@ void compare_schedules(const PlanOptions& options, std::vector<Planned> all) {
 double bound_of(const Schedule& schedule, const std::vector<StageCost>& costs, const SimulationOptions& options) {
   constexpr double kMostOps = 3e5;
   if (schedule.allow_reorder || 3.0 * schedule.stages * schedule.micro_batches > kMostOps) return kUnknown;
-  if (!schedule.has_backward()) return kUnknown;  // the bound counts I and W
+  // The bound counts I and W of every stage, in one step.
+  if (schedule.frozen > 0 || !schedule.has_backward()) return kUnknown;
   try {
     return lower_bound(schedule.rank_of_stage, schedule.micro_batches / schedule.slices, costs, options,
                        schedule.slices);

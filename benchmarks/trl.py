@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times steps of TRL's SFTTrainer and DPOTrainer on one device, and of the same trainers in a pipeline of two ranks, with equally many
-threads, step by step in turn. `reference` compares DPO, whose reference model computes F alone, with SFT on as many tokens. The model is a LLaMA of
-dim 512 with 8 layers and random weights.
+threads, step by step in turn. `reference` compares DPO, whose reference model computes F alone, with SFT on as many tokens, and `adapters` the same
+with LoRA of rank 8, whose reference is the model without it. The model is a LLaMA of dim 512 with 8 layers and random weights.
 
-    benchmarks/trl.py [--only sft dpo reference] [--steps 8]
+    benchmarks/trl.py [--only sft dpo reference adapters] [--steps 8]
 """
 import argparse
 import os
@@ -66,10 +66,11 @@ class Turns:
             self.changed.notify_all()
 
 
-def race(trainers: list[tuple[str, bool, int]], micro_batches: int, steps: int) -> list[list[float]]:
+def race(trainers: list[tuple[str, bool, int]], micro_batches: int, steps: int, lora: bool = False) -> list[list[float]]:
     """Trains by two trainers in turn, each given by its kind, whether it is in a pipeline, and the samples of a micro-batch. Returns the seconds
     of the timed steps of each, and their losses."""
     import datasets
+    import peft
     import torch
     import transformers
     import trl
@@ -98,7 +99,9 @@ def race(trainers: list[tuple[str, bool, int]], micro_batches: int, steps: int) 
                                       gradient_accumulation_steps=micro_batches, learning_rate=1e-5)
             timed.append(Timed(number, turns))
             own = {"ranks": CORES, "schedule": "1f1b", "p2": "fill"} if pipelined else {}
-            if kind == "dpo":
+            if lora:
+                own["peft_config"] = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+            elif kind == "dpo":
                 own["ref_model"] = model()
             place = twobp.trl if pipelined else trl
             made.append(getattr(place, kinds[kind])(model(), args=arguments, train_dataset=data, processing_class=tokenizer(),
@@ -123,7 +126,7 @@ def race(trainers: list[tuple[str, bool, int]], micro_batches: int, steps: int) 
         sys.exit("a trainer stopped")
     for trainer, (kind, pipelined, _) in zip(made, trainers):
         if pipelined and trainer.pipeline is not None:
-            print(f"{kind}: layers of the stages {'+'.join(map(str, trainer.pipeline.split))}", flush=True)
+            print(f"{kind}: layers of the stages {'+'.join(map(str, trainer.pipeline.split))}, {trainer.pipeline._native.forwards_ahead} F ahead", flush=True)
     return [*(one.seconds[FIRST:] for one in timed), *losses]
 
 
@@ -140,19 +143,19 @@ def compare(kind: str, steps: int) -> None:
     print(f"{kind}  {line(('TRL', 'pipeline'), seconds)}, losses differ by {worst:.1e}", flush=True)
 
 
-def reference(pipelined: bool, steps: int) -> None:
-    seconds = race([("sft", pipelined, 2 * SAMPLES), ("dpo", pipelined, SAMPLES)], CORES, steps)[:2]  # a pair is two sequences
-    print(f"{'pipeline' if pipelined else 'TRL'}, M = {CORES}  {line(('SFT', 'DPO'), seconds)}", flush=True)
+def reference(pipelined: bool, lora: bool, steps: int) -> None:
+    seconds = race([("sft", pipelined, 2 * SAMPLES), ("dpo", pipelined, SAMPLES)], CORES, steps, lora)[:2]  # a pair is two sequences
+    print(f"{'pipeline' if pipelined else 'TRL'}{', LoRA' if lora else ''}, M = {CORES}  {line(('SFT', 'DPO'), seconds)}", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=["sft", "dpo", "reference"], default=["sft", "dpo", "reference"])
+    parser.add_argument("--only", nargs="+", choices=["sft", "dpo", "reference", "adapters"], default=["sft", "dpo", "reference"])
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
     for name in given.only:
-        if name == "reference":
-            for pipelined in (False, True):
-                reference(pipelined, given.steps)
+        if name in ("reference", "adapters"):
+            for pipelined in (True, False):
+                reference(pipelined, name == "adapters", given.steps)
         else:
             compare(name, given.steps)

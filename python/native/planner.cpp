@@ -30,6 +30,7 @@ py::dict to_dict(const PlanChoice& choice, const CostModel& model) {
   row["p2"] = std::string(policy_name(choice.policy));
   row["ranks"] = choice.ranks;
   row["stages"] = choice.stages;
+  row["frozen_stages"] = choice.frozen_stages;
   row["micro_batches"] = choice.micro_batches;
   row["micro_batch_size"] = choice.micro_batch_size;
   row["slices"] = choice.slices;

@@ -122,12 +122,14 @@ class PyTrainer {
   PyTrainer(const PyTrainer&) = delete;
   PyTrainer& operator=(const PyTrainer&) = delete;
 
-  py::dict step(const std::vector<Fields>& micro_batches, std::optional<double> lr) {
+  // `next`: the first micro-batches of the next step, as far as they are known.
+  py::dict step(const std::vector<Fields>& micro_batches, std::optional<double> lr, const std::vector<Fields>& next) {
     const Use use(*this);
     const Batch batch = own_batch(micro_batches);
+    const std::vector<Fields> own_next = own_batch(next).micro_batches;
     const std::string name = concat("step ", trainer_->steps_done() + 1);
     last_ = to_dict(until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
-      StepResult done = trainer_->step(batch, trainer_->variant(), lr);
+      StepResult done = trainer_->step(batch, trainer_->variant(), lr, own_next);
       if (done.given_up || trainer_->stopping()) trainer_->go_on_from(trainer_->position());
       if (done.given_up) return std::nullopt;
       return done;
@@ -185,8 +187,7 @@ class PyTrainer {
     if (trainer_->world().process_count() > 1) return shared;  // ranks of others may have a copy
     for (const auto& [name, live, rank, first, frozen] : trainer_->update().live_weights()) {
       if (!first || !live.is_cpu() || !live.is_contiguous()) continue;
-      shared[name] = at::from_blob(
-          live.data_ptr(), live.sizes(), [kept = live](void*) {}, live.options());
+      shared[name] = at::from_blob(live.data_ptr(), live.sizes(), [kept = live](void*) {}, live.options());
     }
     return shared;
   }
@@ -294,6 +295,7 @@ class PyTrainer {
   void use_variant(int variant) {
     std::optional<Use> use;
     if (!reads_) use.emplace(*this);
+    if (variant != graph_->variant()) trainer_->pipeline().forget_next();  // it has been computed with other programs
     graph_->use(variant);
   }
   void drop_variant(int variant) {
@@ -328,6 +330,7 @@ class PyTrainer {
   int micro_batches() const { return trainer_->world().replicas * trainer_->micro_batches(); }
   int64_t micro_batch_size() const { return trainer_->config().pipeline.micro_batch_size; }
   int64_t steps_done() const { return trainer_->steps_done(); }
+  int forwards_ahead() const { return trainer_->forwards_ahead(); }
   int ranks() const { return trainer_->pipeline().ranks(); }
   std::vector<int> split() const { return trainer_->pipeline().split(); }
   std::vector<std::string> layers() const {
@@ -628,6 +631,7 @@ void add_trainer(py::module_& module) {
       .def_property_readonly("micro_batches", &PyTrainer::micro_batches)
       .def_property_readonly("micro_batch_size", &PyTrainer::micro_batch_size)
       .def_property_readonly("steps_done", &PyTrainer::steps_done)
+      .def_property_readonly("forwards_ahead", &PyTrainer::forwards_ahead)
       .def_property_readonly("ranks", &PyTrainer::ranks)
       .def_property_readonly("split", &PyTrainer::split)
       .def_property_readonly("layers", &PyTrainer::layers)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
     """One way to run the model. `split` has the layers of each stage. `idle` is the mean idle fraction. `peak_bytes` is
-    the total memory of the fullest rank. `slices` is the number of slices of each sequence, and `slice_lengths` has
+    the total memory of the fullest rank. The first `frozen_stages` of the stages have frozen layers alone, one on each
+    rank: a trainer makes them by itself. `slices` is the number of slices of each sequence, and `slice_lengths` has
     their positions (empty for whole sequences). `csv` is the text of a searched schedule, or None. The text form has no
     slices: with slices, train with schedule="auto"."""
 
@@ -41,6 +42,7 @@ class PlanRow:
     csv: str | None = None
     slices: int = 1
     slice_lengths: list[int] = dataclasses.field(default_factory=list)
+    frozen_stages: int = 0
 
 
 class Plan(Sequence):

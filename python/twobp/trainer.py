@@ -167,8 +167,17 @@ class Trainer:
         self._watch = Watch(module, set(self._captured.buffers), loss_fn) if module is not None else None
         self._shared: set[str] = set()  # parameters of the module that are the trainer's own weights
 
-    def step(self, batch: Batch | Tensors | Sequence[Batch], *, lr: float | None = None) -> StepResult:
+    def step(
+        self,
+        batch: Batch | Tensors | Sequence[Batch],
+        *,
+        lr: float | None = None,
+        following: Batch | Tensors | Sequence[Batch] | None = None,
+    ) -> StepResult:
         """Makes one optimizer step, with the learning rate `lr` instead of the optimizer's own if it is given.
+        `following` is the batch of the next step, or its first micro-batches, if they are known: frozen first layers,
+        such as those of a reference model, may compute ahead for it in waits. It changes no bit, also if the next step
+        gets another batch.
 
         `batch` is the global batch, a dict of tensors, or a list of micro-batches. The dict has micro_batches (times
         data_parallel) as many samples as the example, or fewer at the end of an epoch. Raises twobp.Error for a batch
@@ -184,8 +193,9 @@ class Trainer:
                 if self._check_every and (self.steps_done + 1) % self._check_every == 0
                 else None
             )
+            ahead = self._ahead(following)
             try:
-                result = StepResult(**self._native.step(parts, None if lr is None else float(lr)))
+                result = StepResult(**self._native.step(parts, None if lr is None else float(lr), ahead))
             finally:
                 self._wrote()
             self._parts_of_last = len(parts)
@@ -199,6 +209,12 @@ class Trainer:
                 "error of twobp: please report it"
             )
         return self._with_metrics(result)
+
+    def _ahead(self, following: Batch | Tensors | Sequence[Batch] | None) -> list[dict[str, torch.Tensor]]:
+        count = self._native.forwards_ahead if following is not None else 0
+        with contextlib.suppress(Error):
+            return self._cut(following)[:count] if count else []
+        return []
 
     def _wrote(self) -> None:
         if self._watch is not None:

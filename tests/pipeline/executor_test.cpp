@@ -1,9 +1,15 @@
 // Tests the executor on handmade placements and schedules. Its results do not depend on which rank owns a stage. `fill`
 // runs W in the waits and nowhere else. The reported times add up to the step.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "tests/pipeline/support.h"
 #include "twobp/models/freeze.h"
@@ -107,6 +113,112 @@ TEST(Executor, FrozenStagesLeaveTheSameBits) {
   PipelineOptions options = options_of({3, 3, 2, 2}, {0, 1, 0, 1});
   options.frozen_stages = true;
   test::expect_error([&] { Pipeline pipeline(model, test::no_costs(model), options); }, {"have trained layers"});
+}
+
+// Steps that know the next batch run F of frozen stages for it. Each F runs once, unless the batch is another one or
+// weights may have changed.
+TEST(Executor, ForwardsAheadLeaveTheSameBits) {
+  ModelSpec model = small_llama(4);  // 10 layers
+  freeze(model, {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"});
+  std::array<std::map<std::pair<int64_t, int64_t>, int>, 2> calls;  // by stage; by step and micro-batch
+  for (const int stage : {0, 1}) {
+    test::insert_probe(model, 1 + 3 * stage)->forward = [&of_stage = calls[stage]](const Context& context) {
+      if (context.training) ++of_stage[{context.step, context.micro_batch}];
+    };
+    ++model.first_trainable;
+  }
+  PipelineOptions options = options_of({3, 4, 3, 2}, {0, 1, 0, 1});
+  options.frozen_stages = true;
+  constexpr int kMicroBatches = 3;
+  const auto batch_of = [](int64_t step) {
+    std::vector<Fields> batch;
+    for (int m = 0; m < kMicroBatches; ++m) batch.push_back(test::random_fields(100 * step + m));
+    return batch;
+  };
+  Pipeline plain(model, test::no_costs(model), options);
+  Pipeline pipeline(model, test::no_costs(model), options);
+  for (const P2Policy policy : {P2Policy::kFill, P2Policy::kOff}) {
+    StepPlan plan = pipeline.plan("1f1b", kMicroBatches, policy, {P2Batching::kLoop, 0});
+    EXPECT_EQ(plan.ahead, 0) << "nothing costs anything";
+    std::map<int64_t, double> losses;
+    std::map<int64_t, std::vector<at::Tensor>> gradients;
+    for (int64_t step = 1; step <= 6; ++step) {
+      StepRequest request = step_request();
+      request.step = step;
+      losses[step] = plain.run(plan, batch_of(step), request).loss;
+      gradients[step] = take_gradients(plain);
+    }
+    calls = {};
+    plan.ahead = 2;  // of the second stage 1
+    for (int64_t step = 1; step <= 6; ++step) {
+      StepRequest request = step_request();
+      request.step = step;
+      request.next = batch_of(step == 3 ? 9 : step + 1);  // before step 4, another one
+      if (step == 6) request.next.clear();
+      EXPECT_EQ(pipeline.run(plan, batch_of(step), request).loss, losses[step]);
+      expect_same_bits(gradients[step], take_gradients(pipeline));
+      for (const int stage : {0, 1})
+        EXPECT_EQ(calls[stage].size(), kMicroBatches * step + (step < 6 ? 2 - stage : 0)) << "those of the next step";
+      if (step == 4) pipeline.on_ranks([](int) {});
+      if (step == 1) {
+        request.training = false;
+        pipeline.run(pipeline.forward_plan(kMicroBatches), batch_of(7), request);
+      }
+    }
+    for (const int stage : {0, 1}) {
+      for (const auto& [at, count] : calls[stage])
+        EXPECT_EQ(count, (at.first == 4 || at.first == 5) && at.second < 2 - stage ? 2 : 1) << at.first << at.second;
+    }
+  }
+}
+
+TEST(Executor, AnErrorAheadNamesItsStep) {
+  ModelSpec model = small_llama(4);
+  freeze(model, {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"});
+  test::insert_probe(model, 1)->forward = [](const Context& context) { TWOBP_CHECK(context.step != 2, "it fails"); };
+  ++model.first_trainable;
+  PipelineOptions options = options_of({3, 3, 3, 2}, {0, 1, 0, 1});
+  options.frozen_stages = true;
+  Pipeline pipeline(model, test::no_costs(model), options);
+  StepPlan plan = pipeline.plan("1f1b", 2, P2Policy::kFill, {P2Batching::kLoop, 0});
+  plan.ahead = 1;
+  StepRequest request = step_request();
+  request.step = 1;
+  request.next = random_batch(2);
+  test::expect_error([&] { pipeline.run(plan, random_batch(2), request); },
+                     {"rank 0, step 1", "micro-batch 0 of step 2: stage 0, layer probe before 1: it fails"});
+}
+
+// A step that is given up leaves no F and no message for the same step when it comes again.
+TEST(Executor, ForwardsAheadOfAStepThatIsGivenUp) {
+  ModelSpec model = small_llama(4);
+  freeze(model, {"model.embed_tokens.weight", "model.layers.0.*", "model.layers.1.*"});
+  PipelineOptions options = options_of({3, 2, 3, 2}, {0, 1, 0, 1});
+  options.frozen_stages = true;
+  Pipeline plain(model, test::no_costs(model), options);
+  Pipeline pipeline(model, test::no_costs(model), options);
+  StepPlan plan = pipeline.plan("1f1b", 2, P2Policy::kFill, {P2Batching::kLoop, 0});
+  const auto step = [&](Pipeline& of, int64_t number, std::function<bool()> asked) {
+    StepRequest request = step_request();
+    request.step = number;
+    request.next = random_batch(2);
+    request.update = test::update_by([](int) { return std::vector<Waited>(); });
+    if (asked) request.early_end = std::make_shared<EarlyEnd>(std::move(asked), /*may_give_up=*/true);
+    return of.run(plan, random_batch(2), request);
+  };
+  const double loss = step(plain, 2, {}).loss;
+  const std::vector<at::Tensor> gradients = take_gradients(plain);
+  plan.ahead = 2;
+  int given_up = 0;
+  for (int after = 0; after < 60; ++after) {  // looks of either rank
+    std::atomic<int> looks = 0;
+    const bool up = step(pipeline, 1, [&] { return looks++ >= after; }).given_up;
+    given_up += up ? 1 : 0;
+    if (!up) take_gradients(pipeline);
+    EXPECT_EQ(step(pipeline, 2, {}).loss, loss);
+    expect_same_bits(gradients, take_gradients(pipeline));
+  }
+  EXPECT_GT(given_up, 10);
 }
 
 // The schedule itself places W between other ops, as single units and as a range. F, I and messages are ranges too.

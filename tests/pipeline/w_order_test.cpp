@@ -128,7 +128,7 @@ class Timed : public Layer {
 struct Mail {
   std::mutex mutex;
   std::condition_variable changed;
-  std::map<std::tuple<int, int, int>, std::pair<double, std::vector<int64_t>>> letters;  // arrival and sizes
+  std::map<std::tuple<int64_t, int, int, int>, std::pair<double, std::vector<int64_t>>> letters;  // arrival and sizes
   bool aborted = false;
 };
 
@@ -166,8 +166,8 @@ class TimedTransport : public Transport {
   }
 
  private:
-  static std::tuple<int, int, int> key(const Tag& tag) {
-    return {tag.stage, tag.micro_batch, static_cast<int>(tag.kind)};
+  static std::tuple<int64_t, int, int, int> key(const Tag& tag) {
+    return {tag.step, tag.stage, tag.micro_batch, static_cast<int>(tag.kind)};
   }
   std::pair<double, std::vector<int64_t>> letter(const Tag& tag) {
     std::unique_lock lock(mail_.mutex);
@@ -201,6 +201,7 @@ struct Case {
   int ranks = 1;
   int micro_batches = 1;
   int frozen = 0;  // stages
+  int ahead = 0;   // see SimulationOptions
   std::vector<int> split;
   std::vector<int> rank_of_stage;
   std::vector<Costs> layers;
@@ -212,8 +213,8 @@ struct Case {
 std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.schedule << ' ' << policy_name(c.policy) << (c.order == P2Order::kBucket ? " bucket" : "") << ", "
              << c.ranks << " ranks, " << c.micro_batches << " micro-batches, " << c.layers.size() << " layers, latency "
-             << c.latency << ", exchanges of " << c.exchange << ", " << c.frozen << " frozen stages, "
-             << std::count(c.streams.begin(), c.streams.end(), true) << " stages stream";
+             << c.latency << ", exchanges of " << c.exchange << ", " << c.frozen << " frozen stages, " << c.ahead
+             << " F ahead, " << std::count(c.streams.begin(), c.streams.end(), true) << " stages stream";
 }
 
 class Draw {
@@ -242,7 +243,8 @@ Case draw_case(Draw& draw) {
     int stages = c.ranks * usual_stages_per_rank(placement);
     if (!admits(c.schedule, stages, c.ranks, c.micro_batches)) continue;
     c.rank_of_stage = place_stages(placement, stages, c.ranks);
-    if (draw.chance(30)) c.frozen = c.ranks;
+    if (draw.chance(40)) c.frozen = c.ranks;
+    if (c.frozen > 1 && draw.chance(70)) c.ahead = draw.number(1, std::min(c.frozen, c.micro_batches));
     for (int rank = c.frozen; rank-- > 0;) c.rank_of_stage.insert(c.rank_of_stage.begin(), rank);
     stages += c.frozen;
     int64_t input = 0;
@@ -271,7 +273,7 @@ Case draw_case(Draw& draw) {
     }
     c.layers.back().output = sizeof(double);
     c.latency = draw.chance(50) ? 0 : unit * draw.number(1, 60);
-    if (draw.chance(50)) {
+    if (c.ahead == 0 && draw.chance(50)) {
       c.exchange = unit * draw.number(1, 60);
       for (Costs& layer : c.layers) layer.exchanges = draw.chance(50);
     }
@@ -387,6 +389,7 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   options.data_parallel.latency = c.exchange;
   options.p2_order = c.order;
   options.streams = c.streams;
+  options.ahead = c.ahead;
   pipeline.stream_gradients(c.streams);
   StepOptions running{P2Batching::kLoop, MemoryCap::none(), c.order};
   StepPlan plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
@@ -407,7 +410,14 @@ std::optional<Run> run(Draw& draw, const Case& c) {
   plan = pipeline.plan(c.schedule, c.micro_batches, c.policy, running);
   StepRequest request = test::step_request();
   request.update = test::update_by([](int) { return std::vector<Waited>(); });
-  pipeline.run(plan, std::vector<Fields>(c.micro_batches), request);
+  const std::vector<Fields> batch(c.micro_batches);
+  if (plan.ahead = c.ahead; c.ahead > 0) {  // a step in between
+    request.next = batch;
+    pipeline.run(plan, batch, request);
+    for (Clock& clock : clocks) clock = {};
+    ++request.step;
+  }
+  pipeline.run(plan, batch, request);
   Run result;
   result.cap = running.memory_cap.bytes();
   const std::set<std::pair<int, int>> fused = fused_of(plan.schedule);

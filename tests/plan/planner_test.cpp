@@ -136,6 +136,34 @@ TEST(Planner, RanksAsSimulatingEverythingDoes) {
   }
 }
 
+// A reference model of 8 layers before 8 that are trained: in stages beside theirs, with the next batch known, no rank
+// waits.
+TEST(Planner, GivesFrozenLayersStagesOfTheirOwn) {
+  TestKind frozen;
+  frozen.backward_p1 = frozen.backward_p2 = frozen.stash = frozen.held = 0;
+  std::vector<TestKind> layers(8, frozen);
+  layers.resize(16);
+  CostModel model = model_of(layers);
+  model.first_trainable = 8;
+  PlanRequest request;
+  request.ranks = {2};
+  request.micro_batches = {2};
+  request.micro_batch_sizes = {1};
+  request.recompute = {"none"};
+  request.schedules = {"1f1b"};
+  const PlanChoice best = plan(model, request).best[0];
+  EXPECT_EQ(best.policy, P2Policy::kFill);
+  EXPECT_EQ(best.frozen_stages, 2);
+  EXPECT_EQ(best.stages, 4);
+  EXPECT_EQ(best.split, (std::vector<int>{4, 4, 4, 4}));
+  EXPECT_EQ(best.step_seconds, 2 * 4 * 4) << "as long as a rank computes";
+  EXPECT_EQ(simulate_choice(model, best).step_seconds, best.step_seconds);
+  request.search = true;
+  EXPECT_LE(plan(model, request).best[0].step_seconds, best.step_seconds);
+  model.first_trainable = 1;
+  EXPECT_EQ(plan(model, request).best[0].frozen_stages, 0);
+}
+
 // With as many micro-batches as ranks, the costliest one sets the pace.
 TEST(Planner, KnowsThatMicroBatchesCostUnequally) {
   CostModel model = model_of({{}, {}, {}, {}});

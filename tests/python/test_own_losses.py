@@ -114,7 +114,8 @@ class Distils(transformers.Trainer):
         with torch.no_grad():
             teacher = self.teacher(**inputs)
         distance = F.kl_div(F.log_softmax(outputs.logits / 2, -1), F.softmax(teacher.logits / 2, -1), reduction="batchmean") * 4
-        return 0.5 * outputs.loss + 0.05 * distance
+        loss = 0.5 * outputs.loss + 0.05 * distance
+        return (loss, outputs) if return_outputs else loss
 
 
 class Twice(transformers.Trainer):
@@ -505,6 +506,56 @@ def test_a_reference_that_changes(tmp_path):
     theirs, ours = both(Distils, causal, texts(), tmp_path, own=own)
     compare(theirs, ours)
     assert all(one.requires_grad for one in ours.teacher.parameters())
+
+
+def test_a_reference_computes_ahead(tmp_path, monkeypatch):
+    """For the next micro-batch of the epoch, also if the teacher then changes, or an evaluation comes between."""
+    class Moves(transformers.TrainerCallback):
+        def __init__(self, teacher):
+            self.teacher = teacher
+
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 6:
+                with torch.no_grad():
+                    next(self.teacher.parameters()).mul_(0.5)
+
+    def own():
+        teacher = causal(3, hidden_size=128, intermediate_size=256, num_hidden_layers=6)
+        return {"teacher": teacher, "callbacks": [Moves(teacher)], "eval_dataset": texts(6, seed=9)}
+
+    ahead, known = [], twobp.Trainer._ahead
+    monkeypatch.setattr(twobp.Trainer, "_ahead", lambda *given: ahead.append(len(known(*given))) or known(*given))
+    theirs, ours = both(Distils, causal, texts(21), tmp_path, own=own, max_steps=8, eval_strategy="steps", eval_steps=2)
+    compare(theirs, ours)
+    assert ours.pipeline._native.forwards_ahead == 1
+    assert ahead == [1, 1, 1, 0, 1, 1, 1, 0]
+
+
+def test_batches_are_read_ahead_unless_that_draws_random_numbers():
+    accelerate = pytest.importorskip("accelerate")
+
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self, draw):
+            self.draw = draw
+
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, i):
+            return torch.tensor(i) + self.draw()
+
+    for draw, reads in ((lambda: 0, True), (lambda: torch.rand(()), False), (random.random, False), (numpy.random.rand, False)):
+        accelerator = accelerate.Accelerator(cpu=True)
+        loader = accelerator.prepare(torch.utils.data.DataLoader(Rows(draw), batch_size=1, shuffle=True))
+        state, seen = accelerator.gradient_state, []
+        upcoming = twobp.transformers.evaluation.Upcoming(iter(loader), state)
+        assert upcoming.next(1) == [], "the loader has not begun"
+        for batch in upcoming:
+            seen.append(batch)
+            assert state.end_of_dataloader == (len(seen) == 5), "when the last one is handed out"
+            if len(seen) > 1:
+                assert len(upcoming.next(2)) == (min(2, 5 - len(seen)) if reads else 0)
+        assert len(seen) == 5
 
 
 def test_a_loss_that_calls_other_modules_later_is_refused(tmp_path):

@@ -14,6 +14,7 @@
 #include "tests/schedule/support.h"
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/passes.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -52,6 +53,65 @@ TEST(FrozenStages, FillTheWaitAtTheBeginning) {
     EXPECT_EQ(seconds(plain, {beside, beside}), before);
     EXPECT_EQ(seconds(after_frozen_stages(plain), {frozen, frozen, {}, {}}), after);
   }
+}
+
+// In the waits before I, too, if the next batch is known: then no rank waits for anything.
+TEST(FrozenStages, FillTheWaitsBeforeIForTheNextStep) {
+  StageCost frozen;
+  frozen.backward_p1 = frozen.backward_p2 = frozen.stash_bytes = 0;
+  const std::vector<StageCost> costs{frozen, frozen, {}, {}};
+  for (const int micro_batches : {2, 4}) {
+    const Schedule schedule = after_frozen_stages(make_schedule("1f1b", 2, micro_batches, P2Policy::kFill));
+    SimulationOptions options;
+    EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 4 * micro_batches + 1);
+    EXPECT_EQ(forwards_ahead(schedule, costs, options, 2), 1);
+    EXPECT_EQ(forwards_ahead(schedule, costs, options, 0), 0);
+    options.ahead = 1;
+    const Simulation ahead = simulate(schedule, costs, options);
+    EXPECT_EQ(ahead.step_seconds, 4 * micro_batches);
+    EXPECT_EQ(ahead.ranks[0].busy, 4 * micro_batches);
+    EXPECT_EQ(ahead.ranks[1].busy, 4 * micro_batches);
+  }
+  const Schedule many = after_frozen_stages(make_schedule("1f1b", 2, 60, P2Policy::kFill));
+  EXPECT_EQ(forwards_ahead(many, costs, {}, 2), 0) << "it would gain less than 2 %";
+  for (const int ranks : {3, 4, 8}) {
+    std::vector<StageCost> all(2 * ranks);
+    std::fill_n(all.begin(), ranks, frozen);
+    const Schedule schedule = after_frozen_stages(make_schedule("1f1b", ranks, ranks, P2Policy::kFill));
+    SimulationOptions options;
+    options.ahead = ranks - 1;
+    EXPECT_EQ(simulate(schedule, all, options).step_seconds, 5 * ranks - 2);
+    options.ahead = 0;
+    EXPECT_EQ(simulate(schedule, all, options).step_seconds, 5 * ranks - 1);
+  }
+}
+
+// Where W costs nothing, the last rank runs F of the next step when it has done all else.
+TEST(FrozenStages, FillTheWaitsOfAdapters) {
+  StageCost trained;
+  trained.backward_p2 = 0;
+  StageCost frozen = trained;
+  frozen.backward_p1 = frozen.stash_bytes = 0;
+  const Schedule plain = make_schedule("1f1b", 2, 2, P2Policy::kFill);
+  const Schedule schedule = after_frozen_stages(plain);
+  const std::vector<StageCost> costs{frozen, frozen, trained, trained};
+  EXPECT_EQ(simulate(plain, {trained, trained}).step_seconds, 6);
+  SimulationOptions options;
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 8);
+  EXPECT_EQ(forwards_ahead(schedule, costs, options, 1), 1);
+  EXPECT_EQ(forwards_ahead(schedule, costs, options, 2), 2);
+  options.ahead = 2;
+  options.message_holder = MessageHolder::kSender;
+  EXPECT_EQ(simulate(schedule, costs, options).step_seconds, 6) << "as without a reference";
+}
+
+TEST(FrozenStages, RunAheadOfTheNextStepOnlyIfThereAreSome) {
+  const std::vector<StageCost> costs(4);
+  SimulationOptions options;
+  options.ahead = 1;
+  EXPECT_THROW(simulate(make_schedule("1f1b", 4, 2, P2Policy::kFill), costs, options), Error);
+  options.ahead = 3;  // more than there are frozen stages
+  EXPECT_THROW(simulate(after_frozen_stages(make_schedule("1f1b", 2, 2, P2Policy::kFill)), costs, options), Error);
 }
 
 // They hold nothing after F but their outputs, until the next stage takes them.

@@ -105,6 +105,7 @@ class Graph {
   void add(Shape shape, Tensors constants);
   // From here on, micro-batches run the programs of this variant of the module. Call it between steps.
   void use(int variant);
+  int variant() const { return variant_; }
   // Forgets the shapes of a variant that is not used, and constants that no other shape reads. The first shape stays.
   // Call it between steps.
   void drop(int variant);

@@ -172,6 +172,7 @@ Pipeline::~Pipeline() {
 
 void Pipeline::on_ranks(const std::function<void(int)>& body) {
   TWOBP_CHECK(!failed_, "this pipeline has failed in an earlier step and can't run any more");
+  forget_next();
   wait(*post([&](int rank) {
     body(rank);
     world_.device(rank).compute().wait_on_host();  // any thread may read what it wrote
@@ -299,6 +300,36 @@ std::shared_ptr<const StepPlan> Pipeline::current(const StepPlan& plan) {
   return renewed(plan);
 }
 
+bool NextBatch::begins(const std::vector<Fields>& batch) const {
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.scalar_type() == b.scalar_type() && a.equal(b);
+  };
+  const auto same_fields = [&](const Fields& a, const Fields& b) {
+    return std::ranges::equal(
+        a, b, [&](const auto& x, const auto& y) { return x.first == y.first && same(x.second, y.second); });
+  };
+  return micro_batches.size() <= batch.size() &&
+         std::equal(micro_batches.begin(), micro_batches.end(), batch.begin(), same_fields);
+}
+
+void Pipeline::look_ahead(UnderWay& step) {
+  const StepRequest& request = step.request;
+  if (!request.training) return;
+  StepBatch& batch = step.batch;
+  if (next_ && next_->step == request.step && next_->begins(batch.micro_batches)) batch.foreseen = next_;
+  next_.reset();
+  const size_t count = std::min(static_cast<size_t>(step.plan->ahead), request.next.size());
+  if (count == 0 || !is_local(rank_of_stage_[0])) return;  // in several processes, only the first stage looks ahead
+  auto next = std::make_shared<NextBatch>();
+  next->step = request.step + 1;
+  for (size_t m = 0; m < count; ++m) {
+    Fields& copy = next->micro_batches.emplace_back();
+    for (const auto& [name, tensor] : request.next[m]) copy[name] = tensor.clone();
+    next->costs.push_back(costs_of(size_of(request.next[m])));
+  }
+  batch.next = next_ = std::move(next);
+}
+
 void Pipeline::submit(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) {
   const MemoryMeter::Watch watch(*meter_);
   check_step(plan, micro_batches, request);
@@ -308,6 +339,7 @@ void Pipeline::submit(const StepPlan& plan, const std::vector<Fields>& micro_bat
   step->plan = current(plan);
   step->request = request;
   step->batch = in_parts(micro_batches, plan.schedule.slices);
+  look_ahead(*step);
   step->results.resize(ranks());
   step->begin = now_seconds();
   const std::optional<DeviceEvent> graph = launch_graph(*step);
@@ -379,6 +411,7 @@ StepReport Pipeline::finish(const std::vector<at::Tensor>& numbers) {
   const std::unique_ptr<UnderWay> step = std::move(under_way_.front());
   under_way_.pop_front();
   StepReport report = report_of(*step);
+  if (report.given_up) forget_next();
   try {
     complete(report, *step, numbers);
   } catch (const Aborted&) {

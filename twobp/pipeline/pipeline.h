@@ -79,6 +79,8 @@ class Pipeline {
   // Aborts the steps under way in all processes. Then this pipeline can no longer be used. Does nothing if no step is
   // under way.
   void abandon(const std::string& reason) noexcept;
+  // Drops what was computed ahead of the next step, because weights or programs of frozen stages change.
+  void forget_next() { next_.reset(); }
   int under_way() const { return static_cast<int>(under_way_.size()); }
 
   // The plan of training steps by a named schedule or a written one, on this pipeline's stages. If there are several
@@ -97,7 +99,7 @@ class Pipeline {
   // stage's gradients need the memory of one layer's. Call it before the first step. Empty: none.
   void stream_gradients(const std::vector<bool>& stages);
 
-  // Runs body(rank) on the thread of every rank of this process.
+  // Runs body(rank) on the thread of every rank of this process. It may change weights, so it calls forget_next().
   void on_ranks(const std::function<void(int)>& body);
 
   int stages() const { return static_cast<int>(split_.size()); }
@@ -139,6 +141,8 @@ class Pipeline {
   void check_step(const StepPlan& plan, const std::vector<Fields>& micro_batches, const StepRequest& request) const;
   StepBatch in_parts(const std::vector<Fields>& micro_batches, int slices);
   std::shared_ptr<const StagesOfLayers> costs_of(BatchSize size);
+  // Finds out whether the step before knew this batch, and tells the ranks what is known of the next one.
+  void look_ahead(UnderWay& step);
   // Takes note of the largest micro-batch, rounded up, so that few plans are made. Measures the bytes of one that is
   // much larger than those before.
   void note_sizes(const std::vector<Fields>& micro_batches);
@@ -147,6 +151,8 @@ class Pipeline {
   // The plan for what the ranks hold now. They must be idle.
   std::shared_ptr<const StepPlan> renewed(const StepPlan& plan);
   void add_caps(StepPlan& plan) const;
+  // StepPlan::ahead of a plan with caps.
+  int forwards_ahead(const StepPlan& plan) const;
   // The automatic caps of the plan, whose `fixed` and `standard_peaks` are known.
   std::vector<int64_t> automatic_caps(const StepPlan& plan, const StagesOfLayers& costs) const;
   // After an error, when all ranks have stopped.
@@ -180,6 +186,7 @@ class Pipeline {
   std::vector<std::pair<int, ExpertTokens>> expert_layers_;  // by layer of the model, without tokens
   std::vector<std::unique_ptr<RankExecutor>> executors_;     // by rank; null: in another process
   std::deque<std::unique_ptr<UnderWay>> under_way_;          // oldest first
+  std::shared_ptr<const NextBatch> next_;                    // known to the newest of them
   std::unique_ptr<KeptGraph> graph_;
   std::vector<std::shared_ptr<const StepPlan>> renewed_;  // one for each of the caller's plans
   double last_end_ = 0;                                   // of the step that ended last

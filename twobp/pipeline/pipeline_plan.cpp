@@ -1,6 +1,7 @@
 // A pipeline's plans: schedules, the memory that they may use, and where W runs on devices.
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -47,6 +48,7 @@ StepPlan Pipeline::plan(Schedule schedule, const StepOptions& options, std::shar
 SimulationOptions simulation_of(const StepPlan& plan) {
   SimulationOptions options = in_process_simulation(plan.caps);
   options.streams = plan.streams;
+  options.ahead = plan.ahead;
   return options;
 }
 
@@ -86,6 +88,7 @@ void Pipeline::add_caps(StepPlan& plan) const {
                                           twobp::fills_waits(schedule, profiled_costs(costs), simulation_of(plan)));
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
   plan.fills_waits = fills && !on_devices;
+  plan.ahead = forwards_ahead(plan);
   if (!fills || !on_devices) return;
   // The places come from the profile and the caps, which all processes have, so all find the same.
   SimulationOptions placing = simulation_of(plan);
@@ -93,6 +96,19 @@ void Pipeline::add_caps(StepPlan& plan) const {
   placing.data_parallel.replicas = world_.replicas;  // bucket order goes by it
   placing.timeline = true;
   plan.w_places = p2_places(schedule, simulate(schedule, profiled_costs(costs), placing));
+}
+
+int Pipeline::forwards_ahead(const StepPlan& plan) const {
+  if (plan.schedule.frozen == 0 || !plan.fills_waits || graphs_ || !experts_.empty()) return 0;
+  const int layers = std::accumulate(split_.begin(), split_.begin() + plan.schedule.frozen, 0);
+  for (int layer = 0; layer < layers; ++layer) {
+    const auto made = model_.layers[layer].make();  // allocates nothing
+    // F that runs in vain must change nothing, and count nothing.
+    if (std::ranges::any_of(parameters_of(*made), &Parameter::is_buffer)) return 0;
+    if (std::ranges::count(expert_layers_, layer, &std::pair<int, ExpertTokens>::first) > 0) return 0;
+  }
+  const int most = world_.all_local ? ranks() : 1;  // between processes, messages would cross the end of a step
+  return twobp::forwards_ahead(plan.schedule, profiled_costs(layer_costs(largest_)), simulation_of(plan), most);
 }
 
 // Streamed gradients belong to what standard backpropagation needs, but are not held.

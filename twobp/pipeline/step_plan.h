@@ -88,6 +88,8 @@ struct StepPlan {
   std::vector<int64_t> standard_peaks;       // its bytes of activations, by rank
   BatchSize largest;                         // of micro-batches, for which caps and peaks hold
   std::vector<double> largest_w;             // by rank: bytes that the W of some layer needs while it runs
+  // F of frozen stages that run in the step before, if that knows the batch (SimulationOptions::ahead).
+  int ahead = 0;
   // By stage: whether its gradients are streamed (Pipeline::stream_gradients). Empty: none.
   std::vector<bool> streams;
 

@@ -1,6 +1,7 @@
 // What a caller asks of a step, in addition to its plan and its batch.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -88,6 +89,20 @@ struct StepRequest {
   bool want_events = false;               // the same on every process
   std::shared_ptr<StepUpdate> update;     // null: gradients stay as they are
   std::shared_ptr<EarlyEnd> early_end{};  // null: nobody asks whether the run is to end
+  std::vector<Fields> next{};             // the first micro-batches of the next step, if they are known
+};
+
+// The first micro-batches of a step, known to the step before, which runs F of frozen stages for them
+// (StepPlan::ahead).
+struct NextBatch {
+  int64_t step = 0;
+  std::vector<Fields> micro_batches;  // copies
+  std::vector<std::shared_ptr<const StagesOfLayers>> costs;
+
+  // The F of a frozen stage that run.
+  int count(int stage) const { return std::max(0, static_cast<int>(micro_batches.size()) - stage); }
+  // Whether these are the first of `batch`, to the bit.
+  bool begins(const std::vector<Fields>& batch) const;
 };
 
 // The micro-batches of a step. With slices, `micro_batches` has those of each slice, and the others are of the whole
@@ -98,6 +113,8 @@ struct StepBatch {
   std::vector<Cuts> cuts;
   // Of each whole micro-batch: the costs of layers, as Pipeline::layer_costs().
   std::vector<std::shared_ptr<const StagesOfLayers>> costs{};
+  std::shared_ptr<const NextBatch> foreseen{};  // these micro-batches, if the step before knew them
+  std::shared_ptr<const NextBatch> next{};      // those of the next step; null: they are not known, or of no use
 };
 
 }  // namespace twobp

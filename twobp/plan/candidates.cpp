@@ -79,7 +79,8 @@ class Splits {
     }
     Split split{balanced_split(seconds, rank_of_stage), std::max(sum / ranks, longest)};
     const bool linear = ranks == static_cast<int>(rank_of_stage.size()) && std::ranges::is_sorted(rank_of_stage);
-    if (linear) {  // only here is the split proven optimal
+    // Only here is the split proven optimal, and stages of frozen layers add no other.
+    if (linear && model.first_trainable < ranks) {
       size_t layer = 0;
       for (const int count : split.counts) {
         double stage = 0;

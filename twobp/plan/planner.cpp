@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numeric>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -18,6 +19,9 @@
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/memory/least_memory.h"
 #include "twobp/plan/memory/stage_bytes.h"
+#include "twobp/plan/partition/partition.h"
+#include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/simulate/for_training.h"
 
 namespace twobp {
 namespace {
@@ -44,6 +48,7 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
   options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(),
                                   choice.streams ? without_gradients(costs) : costs);
   options.check = false;  // make_schedule has validated it
+  options.ahead = forwards_ahead(schedule, costs, options, choice.ranks);
   return options;
 }
 
@@ -93,6 +98,7 @@ class Planner {
  private:
   // The most simulated ops, in total, in the search for a row's split.
   static constexpr double kSearchedOps = 3e5;
+  static constexpr double kLeastGain = 1.02;  // by which a step with frozen stages must be faster
 
   static std::vector<PlanChoice> shown(std::vector<PlanChoice> best, size_t top) {
     const auto first = lightest_of_fastest(best);
@@ -103,6 +109,35 @@ class Planner {
 
   // Fills in the results of the simulation. Returns false if it does not fit.
   bool evaluate(Candidate& candidate) {
+    PlanChoice with = candidate.choice;
+    const bool fitted = evaluate_as_it_is(candidate);
+    if (!add_frozen_stages(with)) return fitted;
+    ++result_.simulated;
+    simulate_split(with, schedule_of(with));
+    if (!fits(with) || (fitted && candidate.choice.step_seconds <= kLeastGain * with.step_seconds)) return fitted;
+    candidate.choice = std::move(with);
+    return true;
+  }
+
+  // Returns false if the choice has none.
+  bool add_frozen_stages(PlanChoice& choice) const {
+    const CostModel& model = model_for(models_, choice);
+    const int first = model.first_trainable;
+    if (!can_have_frozen_stages(choice.schedule, choice.ranks, choice.stages, first,
+                                static_cast<int>(model.layers.size())))
+      return false;
+    const std::vector<double> seconds = layer_seconds_at(model, choice.micro_batch_size, choice.slices);
+    choice.split = balanced_split({seconds.begin(), seconds.begin() + first},
+                                  place_stages(Placement::kLinear, choice.ranks, choice.ranks));
+    for (const int count : balanced_split({seconds.begin() + first, seconds.end()},
+                                          choice.schedule.rank_of_stage(choice.stages, choice.ranks)))
+      choice.split.push_back(count);
+    choice.frozen_stages = choice.ranks;
+    choice.stages += choice.ranks;
+    return true;
+  }
+
+  bool evaluate_as_it_is(Candidate& candidate) {
     PlanChoice& choice = candidate.choice;
     if (request_.memory > 0 && least_.of_all_ranks(choice) > request_.memory * choice.ranks) return false;
     std::optional<Schedule> schedule;
@@ -196,6 +231,8 @@ class Planner {
       const auto seconds_of = [&](const std::vector<int>& split) -> std::optional<double> {
         PlanChoice other = choice;
         other.split = split;
+        const int frozen = std::accumulate(split.begin(), split.begin() + choice.frozen_stages, 0);
+        if (frozen > model_for(models_, choice).first_trainable) return std::nullopt;
         simulate_split(other, schedule);
         ++result_.simulated;
         if (!fits(other)) return std::nullopt;
@@ -220,7 +257,7 @@ class Planner {
                .second) {
         continue;
       }
-      if (choice.streams) continue;  // the search places W itself
+      if (choice.streams || choice.frozen_stages > 0) continue;  // the search places W itself, and all F
       const CostModel& model = model_for(models_, choice);
       const auto costs = costs_of(model, choice);
       SimulationOptions options = options_of(model, choice, schedule, costs, request_);
@@ -281,7 +318,8 @@ std::string gain_text(const PlanResult& result) {
 
 Schedule schedule_of(const PlanChoice& choice) {
   if (choice.found) return *choice.found;
-  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy, choice.slices);
+  return choice.schedule.make(choice.stages, choice.ranks, choice.micro_batches, choice.policy, choice.slices,
+                              choice.frozen_stages > 0);
 }
 
 PlanResult plan(const CostModel& model, const PlanRequest& request) {

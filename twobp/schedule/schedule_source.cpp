@@ -76,6 +76,11 @@ Schedule ScheduleSource::make(int stages, int ranks, int micro_batches, P2Policy
   return schedule;
 }
 
+bool can_have_frozen_stages(const ScheduleSource& schedule, int ranks, int stages, int first_trainable, int layers) {
+  const bool named = schedule.written() == nullptr && schedule.name() != "auto";
+  return named && ranks > 1 && first_trainable >= ranks && layers - first_trainable >= stages;
+}
+
 AskedSchedule::AskedSchedule(std::string_view text) : source(text.substr(0, end_of_source(text))) {
   const size_t end = end_of_source(text);
   if (end < text.size()) policy = parse_policy(std::string(text.substr(end + 1)));

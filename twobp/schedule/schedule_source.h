@@ -58,6 +58,10 @@ class ScheduleSource {
   std::shared_ptr<const Schedule> written_;
 };
 
+// Whether stages of frozen layers alone, one on each rank, may come before this schedule's: those that are written or
+// searched for have the stages that they have. `first_trainable`: the number of frozen first layers.
+bool can_have_frozen_stages(const ScheduleSource& schedule, int ranks, int stages, int first_trainable, int layers);
+
 // An entry of a list of schedules to compare: NAME, FILE.csv, NAME@POLICY or FILE.csv@POLICY.
 struct AskedSchedule {
   // Throws Error as ScheduleSource does, and for an unknown policy.

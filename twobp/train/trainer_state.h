@@ -11,14 +11,16 @@ namespace twobp {
 
 struct Trainer::StepUnderWay {
   Batch batch;
-  int64_t targets = 0;  // counted labels of all replicas
+  std::vector<Fields> next;  // StepRequest::next
+  int64_t targets = 0;       // counted labels of all replicas
   StepResult result;
   UpdateResult update;
   bool may_give_up = false;
   bool from_loader = false;
 };
 
-// A batch that was read before its step begins, so that replicas count its labels with the sums of the step before.
+// A batch that was read before its step begins, so that replicas count its labels with the sums of the step before, or
+// that frozen stages run F for it in that step.
 struct Trainer::NextBatch {
   Batch batch;
   bool counted = false;

@@ -76,10 +76,12 @@ StepResult Trainer::step() {
   });
 }
 
-StepResult Trainer::step(const Batch& batch, const Variant& variant, std::optional<double> lr) {
+StepResult Trainer::step(const Batch& batch, const Variant& variant, std::optional<double> lr,
+                         std::vector<Fields> next) {
   check_still();
   auto step = std::make_unique<StepUnderWay>();
   step->batch = batch;
+  step->next = std::move(next);
   step->may_give_up = may_give_up(next_step());
   count(*step);
   TWOBP_CHECK(step->targets > 0, "step ", next_step(),
@@ -124,8 +126,23 @@ bool Trainer::begin_next() {
   step->from_loader = true;
   if (!read_batch_for(*step)) return false;
   step->result.input_wait = now_seconds() - begin_seconds;
+  look_ahead(*step);
   begin(std::move(step), *variant_);
   return true;
+}
+
+int Trainer::forwards_ahead() {
+  return plan_for(*variant_, micro_batches_).ahead;
+}
+
+void Trainer::look_ahead(StepUnderWay& step) {
+  if (world().replicas > 1 || next_step() >= config_.train.steps || forwards_ahead() == 0) return;
+  try {
+    if (!loader_->wait([] { return true; })) return;
+    next_ = std::make_unique<NextBatch>(NextBatch{.batch = loader_->next()});
+    step.next = next_->batch.micro_batches;
+  } catch (const std::exception&) {  // the next step meets it again
+  }
 }
 
 void Trainer::count_replicas(int64_t& targets, int64_t& tokens) {
@@ -151,7 +168,7 @@ void Trainer::count(StepUnderWay& step) {
 bool Trainer::read_batch_for(StepUnderWay& step) {
   const int64_t in_epoch = loader_->batches_per_epoch();
   for (int64_t tried = 0; tried < in_epoch; ++tried) {
-    if (step.may_give_up && !loader_->wait(stop_)) return false;
+    if (step.may_give_up && !next_ && !loader_->wait(stop_)) return false;
     const std::unique_ptr<NextBatch> read = std::move(next_);
     step.batch = read ? std::move(read->batch) : loader_->next();
     const int64_t batch = batches_++;
@@ -193,6 +210,7 @@ void Trainer::begin(std::unique_ptr<StepUnderWay> under_way, const Variant& vari
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
   request.loss = {1.0 / static_cast<double>(step.targets), loss_scale_->value};
   request.want_events = wants_events(result.step);
+  request.next = std::move(step.next);
   request.update = std::make_shared<UpdateOfStep>(*this, step);
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, step.may_give_up);
   const StepPlan& plan = plan_for(variant, static_cast<int>(step.batch.micro_batches.size()));

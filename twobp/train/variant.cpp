@@ -138,14 +138,16 @@ Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked,
 constexpr double kLeastGain = 1.02;  // by which other stages must be faster
 
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
-                         const Variant& variant, int micro_batches) {
+                         const Variant& variant, int micro_batches, bool next_known) {
   const std::vector<int>& placed = options.rank_of_stage;
   const std::vector<int> split =
       options.split.empty() ? measured_split(model, layer_costs(model, sum_of(slices)), placed) : options.split;
   const Schedule schedule = variant.schedule.make(options.stages, *std::max_element(placed.begin(), placed.end()) + 1,
                                                   micro_batches, variant.policy, slices.count(), options.frozen_stages);
   const auto costs = profiled_costs(layer_costs_of_stages(model, slices.profiles, split));
-  return simulate(schedule, costs, in_process_simulation()).step_seconds;
+  SimulationOptions simulation = in_process_simulation();
+  if (next_known) simulation.ahead = forwards_ahead(schedule, costs, simulation, schedule.rank_count());
+  return simulate(schedule, costs, simulation).step_seconds;
 }
 
 PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSpec& model, const SliceProfiles& slices,
@@ -153,11 +155,9 @@ PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSp
   constexpr int kMostMoves = 300;
   const int ranks = *std::max_element(options.rank_of_stage.begin(), options.rank_of_stage.end()) + 1;
   const auto layers = static_cast<int>(model.layers.size());
-  const bool named = variant.schedule.written() == nullptr && variant.schedule.name() != kAutoSchedule;
-  if (!named || ranks == 1 || model.first_trainable < ranks || layers - model.first_trainable < options.stages)
-    return options;
-  const auto seconds = [&](const PipelineOptions& one) {
-    return simulated_seconds(model, slices, one, variant, micro_batches);
+  if (!can_have_frozen_stages(variant.schedule, ranks, options.stages, model.first_trainable, layers)) return options;
+  const auto seconds = [&](const PipelineOptions& one, bool next_known) {
+    return simulated_seconds(model, slices, one, variant, micro_batches, next_known);
   };
   PipelineOptions with = options;
   const std::vector<LayerCost> costs = layer_costs(model, sum_of(slices));
@@ -173,14 +173,16 @@ PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSp
   place(model.first_trainable, layers, options.rank_of_stage);
   with.stages += ranks;
   with.frozen_stages = true;
-  with.split =
-      move_layers(with.split, seconds(with), kMostMoves, [&](const std::vector<int>& split) -> std::optional<double> {
-        if (std::accumulate(split.begin(), split.begin() + ranks, 0) > model.first_trainable) return std::nullopt;
-        PipelineOptions moved = with;
-        moved.split = split;
-        return seconds(moved);
-      });
-  return seconds(options) > kLeastGain * seconds(with) ? with : options;
+  const auto seconds_of = [&](const std::vector<int>& split) -> std::optional<double> {
+    if (std::accumulate(split.begin(), split.begin() + ranks, 0) > model.first_trainable) return std::nullopt;
+    PipelineOptions moved = with;
+    moved.split = split;
+    return seconds(moved, /*next_known=*/true);
+  };
+  with.split = move_layers(with.split, seconds(with, /*next_known=*/true), kMostMoves, seconds_of);
+  const double before = seconds(options, /*next_known=*/false);
+  const bool faster = before > kLeastGain * seconds(with, /*next_known=*/true);
+  return faster && kLeastGain * before >= seconds(with, /*next_known=*/false) ? with : options;
 }
 
 PipelineOptions with_v_for_streaming(const PipelineOptions& options, const ModelSpec& model,

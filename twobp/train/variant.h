@@ -74,13 +74,14 @@ std::string to_text(const RunAhead& run_ahead);
 // cap. `batch` as for profiled_costs.
 Variant auto_variant(const Pipeline& pipeline, int micro_batches, Variant asked, const std::vector<double>& batch = {});
 
-// The seconds of a step of this schedule as simulated, without what lies outside F, I and W.
+// The seconds of a step of this schedule as simulated, without what lies outside F, I and W. `next_known`: whether the
+// step knows the next batch (StepPlan::ahead).
 double simulated_seconds(const ModelSpec& model, const SliceProfiles& slices, const PipelineOptions& options,
-                         const Variant& variant, int micro_batches);
+                         const Variant& variant, int micro_batches, bool next_known = false);
 
 // The same pipeline with stages of their own for the model's frozen first layers, such as those of a reference model,
-// whose F then fill waits (PipelineOptions::frozen_stages), if the simulated step is more than 2 % faster. Written
-// schedules, and those that are searched for, have the stages that they have.
+// whose F then fill waits (PipelineOptions::frozen_stages), if the simulated step is more than 2 % faster when the next
+// batch is known, and not so much slower when it is not (can_have_frozen_stages).
 PipelineOptions with_frozen_stages(const PipelineOptions& options, const ModelSpec& model, const SliceProfiles& slices,
                                    const Variant& variant, int micro_batches);
 

@@ -84,8 +84,12 @@ class Trainer {
   // step `last` is done, only the results of step() may be used. Every process makes the same call.
   void run_ahead_until(int64_t last) { last_ahead_ = last; }
   // Makes one step on the given batch, which must have a counted label. `lr` takes the place of the learning rate of
-  // the configuration.
-  StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt);
+  // the configuration. `next`: the first micro-batches of the next step (forwards_ahead()), if they are known. They
+  // change no bit of any step, also if the next step has others. An error of F in them comes a step early.
+  StepResult step(const Batch& batch, const Variant& variant, std::optional<double> lr = std::nullopt,
+                  std::vector<Fields> next = {});
+  // The number of micro-batches of the next step for which frozen stages can run F in this one (StepPlan::ahead).
+  int forwards_ahead();
 
   // Calls `body` while the weights are their running means, if optimizer.average is set: to evaluate them, or, within
   // Update::with_masters, to save them.
@@ -158,6 +162,8 @@ class Trainer {
   // Whether this process decides by itself when to stop. Several must agree on a step or batch.
   bool stops_alone() const;
   bool may_give_up(int64_t step) const;
+  // Takes the next batch out of the loader if it is there, and if frozen stages have a use for it.
+  void look_ahead(StepUnderWay& step);
   // Forgets the newest batch of the loader.
   void give_back_batch();
   void begin(std::unique_ptr<StepUnderWay> step, const Variant& variant, std::optional<double> lr = std::nullopt);

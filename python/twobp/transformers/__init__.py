@@ -4,6 +4,7 @@ the same for any subclass of transformers.Trainer. It is tested with transformer
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -24,7 +25,7 @@ from twobp.losses.module import TAKEN, LossModule
 from twobp.losses.script import STEP, Plan, Script
 from twobp.trainer import SECTIONS, by_section
 from twobp.transformers.arguments import check_arguments, without_effect
-from twobp.transformers.evaluation import Ahead, Evaluation
+from twobp.transformers.evaluation import Ahead, Evaluation, Upcoming
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
 from twobp.transformers.overrides import check_overrides, is_overridden
 
@@ -80,6 +81,7 @@ class Trainer(transformers.Trainer):
 
     pipeline: twobp.Trainer | None = None
     __late_error: BaseException | None = None
+    __upcoming: Upcoming | None = None
     __of_pipelined: dict = {}  # the settings that `pipelined` has taken out of the arguments
 
     def __init__(
@@ -196,7 +198,7 @@ class Trainer(transformers.Trainer):
     def _inner_training_loop(self, *args, **keywords) -> TrainOutput:
         # Those of a larger micro-batch, with auto_find_batch_size.
         self.pipeline = self.__script = self.__module = self.__evaluation = None
-        self.__stale = False
+        self.__stale, self.__upcoming = False, None
         self.__begin_step()
         return super()._inner_training_loop(*args, **keywords)
 
@@ -215,7 +217,9 @@ class Trainer(transformers.Trainer):
                 stacklevel=2,
             )
         self.__begin_step()
-        return super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.__upcoming is None or self.__upcoming.source is not epoch_iterator:
+            self.__upcoming = Upcoming(epoch_iterator, self.accelerator.gradient_state)
+        return super().get_batch_samples(self.__upcoming, num_batches, device)
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """Trains when it gets the last micro-batch of a step, and then returns the step's loss. Before that, returns
@@ -292,11 +296,12 @@ class Trainer(transformers.Trainer):
             return self.loss_is_scaled_for_ga
         return self.model_accepts_loss_kwargs and items is not None or self.compute_loss_func is not None
 
-    def __given(self, plans: list[Plan]) -> list[dict]:
-        """Returns the micro-batches of a step, or of an evaluation, as the pipeline takes them."""
+    def __given(self, plans: list[Plan], of: int | None = None) -> list[dict]:
+        """Returns the micro-batches of a step, or of an evaluation, as the pipeline takes them, or the first of a step
+        that has so many."""
         given = []
         for number, plan in enumerate(plans):
-            scale = len(plans) if self.__is_scaled(plan.items) else 1
+            scale = (of or len(plans)) if self.__is_scaled(plan.items) else 1
             items = 0 if plan.items is None else plan.items.item()
             numbers = torch.tensor([items, scale, number], dtype=torch.float64)
             given.append({**plan.fields, **dict(zip(STEP, numbers.unbind()))})
@@ -313,7 +318,7 @@ class Trainer(transformers.Trainer):
         self.__update_model(needed=False)
         done, captures = self.pipeline.steps_done, self.pipeline.captures
         try:
-            result = self.pipeline.step(given, lr=highest_lr(self.optimizer))
+            result = self.pipeline.step(given, lr=highest_lr(self.optimizer), following=self.__following())
         except Error as error:
             if self.loss_reduction == "targets" and self.pipeline._pass_over(given):
                 return self.__pass_over()
@@ -335,6 +340,25 @@ class Trainer(transformers.Trainer):
         self.__step_norm = result.grad_norm
         self.__replay()
         return torch.tensor(result.loss)
+
+    def __following(self) -> list[dict] | None:
+        """Returns the first micro-batches of the next step of this epoch, for which frozen layers can compute ahead."""
+        count = self.pipeline._native.forwards_ahead
+        if not count or any(is_overridden(self, name) for name in ("_prepare_inputs", "_prepare_input")):
+            return None
+        whole = self.args.gradient_accumulation_steps
+        items = self.__step_plans[0].items if self.__step_plans else None
+        batches = self.__upcoming.next(count if items is None else whole) if self.__upcoming is not None else []
+        if not batches:
+            return None
+        first = [self._prepare_inputs(one) for one in batches[:count]]
+        if self.loss_reduction == "targets":
+            return first
+        if items is not None:
+            items = torch.as_tensor(self._get_num_items_in_batch(batches, self.args.device))
+        with contextlib.suppress(Exception):  # of Python in compute_loss, which the next step meets again
+            return self.__given([self.__script.plan(one, items) for one in first], whole)
+        return None
 
     def __counts_nothing(self) -> bool:
         plans = self.__step_plans

@@ -6,10 +6,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 
 import twobp
@@ -36,13 +38,20 @@ class Ahead:
         return len(self._loader)
 
     def __iter__(self) -> Iterator:
-        self._batches, self._read, self._ended = iter(self._loader), collections.deque[Any](), False
-        while self._read or self._more():
-            batch = self._read.popleft()
-            if self._ended and not self._read:
-                self._loader.end_of_dataloader = True
-            yield batch
-        next(self._batches, None)  # the loader cleans up
+        self._begin(iter(self._loader))
+        return self
+
+    def _begin(self, batches: Iterator) -> None:
+        self._batches, self._read, self._ended = batches, collections.deque[Any](), False
+
+    def __next__(self) -> Any:
+        if not self._read and not self._more():
+            next(self._batches, None)  # the loader cleans up
+            raise StopIteration
+        batch = self._read.popleft()
+        if self._ended and not self._read:
+            self._loader.end_of_dataloader = True
+        return batch
 
     def next(self, count: int) -> list:
         """Returns the next batches, at most so many. They are still to come."""
@@ -60,6 +69,39 @@ class Ahead:
         if getattr(self._loader, "end_of_dataloader", False):
             self._loader.end_of_dataloader, self._ended = False, True
         return True
+
+
+class Upcoming(Ahead):
+    """The same for the batches of training, which accelerate's state knows. `next` returns none if reading them draws
+    random numbers in this process, as those would then be drawn before others."""
+
+    def __init__(self, batches: Iterator, state: Any):
+        self.source, self._state = batches, state
+        self._count, self._draws = 0, False
+        self._begin(batches)
+
+    @property
+    def _loader(self) -> Any:
+        return self._state.active_dataloader
+
+    def __iter__(self) -> Iterator:
+        return self
+
+    def next(self, count: int) -> list:
+        return super().next(count) if self._count > 1 and not self._draws else []
+
+    def _more(self) -> bool:
+        before = drawn()
+        more = super()._more()
+        self._draws |= self._count > 0 and drawn() != before  # the first time, the loader begins
+        self._count += 1
+        return more
+
+
+def drawn() -> tuple:
+    """Returns what changes if random numbers are drawn."""
+    of_numpy = numpy.random.get_state(legacy=False)["state"]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), of_numpy["key"].tobytes(), of_numpy["pos"]
 
 
 @dataclasses.dataclass

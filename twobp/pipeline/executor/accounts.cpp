@@ -47,7 +47,6 @@ void Accounts::op_begins(twobp::Op op, int stage, int micro_batch, bool w_pendin
     started_ = true;
   }
   op_ = {forward ? &StageTimes::forward : &StageTimes::backward_p1, local(stage), now};
-  if (forward) ++stage_times_[op_.stage].micro_batches;
   events_.open(forward ? Event::Kind::kForward : Event::Kind::kBackwardP1, stage, micro_batch, now);
   device_times_.open(op_.seconds, static_cast<int>(op_.stage), w_pending ? IdleCause::kMessage : IdleCause::kNothing);
 }
@@ -67,7 +66,12 @@ void Accounts::op_resumes() {
 
 void Accounts::op_ends(int units) {
   op_pauses();
-  if (op_.seconds == &StageTimes::backward_p1) stage_times_[op_.stage].p2_units = units;
+  StageTimes& stage = stage_times_[op_.stage];
+  if (op_.seconds == &StageTimes::backward_p1) {
+    stage.p2_units = units;
+  } else {
+    ++stage.micro_batches;
+  }
 }
 
 void Accounts::experts_chosen(int layer, const at::Tensor& tokens) {
@@ -211,7 +215,7 @@ DeviceEvent DeviceTimes::record() {
   return events_[used_++];
 }
 
-void DeviceTimes::open(double StageTimes::*seconds, int stage, IdleCause before) {
+void DeviceTimes::open(double StageTimes::* seconds, int stage, IdleCause before) {
   if (on_) open_ = {seconds, stage, before, record(), {}};
 }
 

@@ -99,6 +99,7 @@ RankExecutor::RankExecutor(RankParts parts, bool accounts) : parts_(std::move(pa
 
 void RankExecutor::clear() {
   for (auto& stage : parts_.stages) stage->release_saved();
+  parts_.ahead = {};
 }
 
 void RankExecutor::begin_accounts(const StepRequest& request, bool timed) {
@@ -129,7 +130,7 @@ RankResult RankExecutor::run(const StepPlan& plan, const StepRequest& request, c
   parts_.known_forms.end_step();
   const bool whole = early_end == nullptr || (request.training ? early_end->completes() : !early_end->given_up());
   if (!whole) {
-    clear();
+    for (auto& stage : parts_.stages) stage->release_saved();
     if (buffers) buffers->put_back();
   }
   return end(plan, request, std::move(loss), whole);

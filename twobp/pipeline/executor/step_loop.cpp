@@ -1,6 +1,8 @@
 #include "twobp/pipeline/executor/step_loop.h"
 
 #include <algorithm>
+#include <iterator>
+#include <utility>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/record_function.h>
@@ -120,7 +122,8 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
       batch_(batch),
       observer_(observer),
       loss_(request.loss),
-      local_(plan.schedule.stages, -1) {
+      local_(plan.schedule.stages, -1),
+      frozen_left_(plan.schedule.micro_batches) {
   const Schedule& schedule = plan.schedule;
   if (request.training && request.update) streams_ = plan.streams;
   std::vector<bool> gives_gradient(schedule.stages);
@@ -140,6 +143,11 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
       for (const Parameter* parameter : stage->parameters(i))
         weights_.insert(parameter->value.storage().unsafeGetStorageImpl());
     }
+  }
+  if (request.training) {
+    forget_ahead();
+    foreseen_ = std::exchange(parts_.ahead, {batch.next, {}, {}, 0});
+    if (foreseen_.of != batch.foreseen) foreseen_ = {};
   }
   documents_.assign(batch.micro_batches.size(), nullptr);
   if (!plan.largest_w.empty()) largest_w_ = plan.largest_w[static_cast<size_t>(parts_.rank)];
@@ -234,7 +242,9 @@ void StepLoop::run_until(size_t end) {
     try {
       if (at_ == tail_.begin && by_layer_) run_w_by_layer(-1, 0);
       execute(instruction);
-      if (at_ + 1 == plan_.schedule.ranks[parts_.rank].size() && !streams_.empty()) run_w_by_layer(-1, 0);
+      if (at_ + 1 < plan_.schedule.ranks[parts_.rank].size()) continue;
+      if (!streams_.empty()) run_w_by_layer(-1, 0);
+      while (run_ahead(/*waits=*/false)) continue;
     } catch (const Aborted&) {
       throw;
     } catch (...) {
@@ -270,21 +280,26 @@ void StepLoop::execute(const Instruction& instruction) {
   }
 }
 
-Context StepLoop::context_of(int micro_batch) {
+Context StepLoop::context_of(const Fields& fields, int64_t step, int64_t micro_batch) const {
   Context context;
-  context.fields = &batch_.micro_batches[micro_batch];
-  context.documents = &documents_[micro_batch];
+  context.fields = &fields;
   context.seed = request_.seed;
-  context.step = request_.step;
+  context.step = step;
+  context.micro_batch = request_.first_micro_batch + micro_batch;
+  context.training = request_.training || request_.writes_buffers;
+  return context;
+}
+
+Context StepLoop::context_of(int micro_batch) {
   const int slices = plan_.schedule.slices;
-  context.micro_batch = request_.first_micro_batch + micro_batch / slices;
+  Context context = context_of(batch_.micro_batches[micro_batch], request_.step, micro_batch / slices);
+  context.documents = &documents_[micro_batch];
   if (slices > 1) {
     const Cuts& cuts = batch_.cuts[micro_batch / slices];
     const int slice = micro_batch % slices;
     context.slice = {&batch_.sequences[micro_batch / slices], cuts.back(), cuts[slice + 1] - cuts[slice]};
     context.past = cuts[slice];
   }
-  context.training = request_.training || request_.writes_buffers;
   context.loss_weight = loss_.weight;
   context.loss_scale = loss_.scale;
   context.experts = experts_.get();
@@ -306,6 +321,8 @@ void StepLoop::forward(int s, int mb) {
   if (skips()) return;
   RECORD_USER_SCOPE("F");
   Stage& stage = this->stage(s);
+  if (s == 0) --frozen_left_;
+  if (foreseen(stage.index(), mb)) return hand_on(s, mb, take(foreseen_.outputs.at(static_cast<size_t>(mb))));
   Context context = context_of(mb);
   Values x = take(boundaries_[s].input[mb]);
   if (stage.index() == 0 && !parts_.input_field.empty())
@@ -314,18 +331,86 @@ void StepLoop::forward(int s, int mb) {
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
   for (int i = 0; i < stage.layer_count(); ++i) {
     if (request_.training) make_room(cost(stage, i, mb).forward_peak, cost(stage, i, mb).forward_held);
-    context.backward = request_.training && i >= stage.first_backward();
-    at_layer(stage, i, mb, /*backward=*/false);
-    x = naming_layer([&] { return parts_.place_of(stage, i); },
-                     [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
-    if (!context.keeps()) {
-      stage.saved(mb, i).release();
-      if (context.sliced() && mb % plan_.schedule.slices == plan_.schedule.slices - 1) stage.forget_slices(mb, i);
-    }
-    parts_.progress();
+    x = forward_layer(stage, i, mb, std::move(x), context);
   }
   hand_on(s, mb, std::move(x));
   observer_.op_ends(0);
+}
+
+Values StepLoop::forward_layer(Stage& stage, int i, int mb, Values x, Context& context) {
+  context.backward = request_.training && i >= stage.first_backward();
+  at_layer(stage, i, mb, /*backward=*/false);
+  x = naming_layer([&] { return parts_.place_of(stage, i); },
+                   [&] { return stage.layer(i).forward(std::move(x), context, stage.saved(mb, i)); });
+  if (!context.keeps()) {
+    stage.saved(mb, i).release();
+    if (context.sliced() && mb % plan_.schedule.slices == plan_.schedule.slices - 1) stage.forget_slices(mb, i);
+  }
+  parts_.progress();
+  return x;
+}
+
+bool StepLoop::run_ahead(bool waits) {
+  ForwardsAhead& ahead = parts_.ahead;
+  if (!request_.training || !ahead.of || skips()) return false;
+  Stage& stage = *parts_.stages.front();
+  const int m = static_cast<int>(ahead.outputs.size());
+  if (m == ahead.of->count(stage.index())) return false;
+  const LayerCost& cost = (*ahead.of->costs[m])[static_cast<size_t>(stage.index())][static_cast<size_t>(ahead.layer)];
+  const double need = std::max(cost.forward_peak, cost.forward_held);  // no W is pending
+  if (waits && (stage.index() > 0 || frozen_left_ > 0 || lacks_room(need))) return false;
+  const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
+  Context context = context_of(ahead.of->micro_batches[m], ahead.of->step, m);
+  if (ahead.layer == 0 && stage.index() > 0 && !receive_ahead(stage, m)) return false;
+  if (ahead.layer == 0 && stage.index() == 0 && !parts_.input_field.empty())
+    ahead.x.push_back(context.field(parts_.input_field));
+  observer_.op_begins(Op::kForward, stage.index(), m, !queue_.empty());
+  ahead.x = naming_layer([&] { return concat("micro-batch ", m, " of step ", ahead.of->step); },
+                         [&] { return forward_layer(stage, ahead.layer, m, std::move(ahead.x), context); });
+  if (++ahead.layer < stage.layer_count()) {
+    observer_.op_pauses();
+    return true;
+  }
+  observer_.op_ends(0);
+  ahead.layer = 0;
+  ahead.outputs.push_back(take(ahead.x));
+  const int next = stage.index() + 1;
+  if (next < plan_.schedule.frozen && m < ahead.of->count(next))
+    transport_.isend(plan_.schedule.rank_of_stage[next], tag_ahead(*ahead.of, next, m), take(ahead.outputs.back()));
+  return true;
+}
+
+bool StepLoop::receive_ahead(const Stage& stage, int mb) {
+  class MessageOrEnd : public MessageWait {
+   public:
+    MessageOrEnd(const StepLoop& loop, int from, const Tag& tag)
+        : MessageWait(loop.transport_, from, tag), loop_(loop) {}
+    bool ready() override { return MessageWait::ready() || loop_.skips(); }
+
+   private:
+    const StepLoop& loop_;
+  };
+  MessageOrEnd message(*this, plan_.schedule.rank_of_stage[stage.index() - 1],
+                       tag_ahead(*parts_.ahead.of, stage.index(), mb));
+  observer_.wait_begins(/*w_pending=*/false, message.cause());
+  wait_for(message, parts_.timeout, [&] { return parts_.others(); });
+  observer_.wait_ends();
+  for (const auto& tensor : message.values) {
+    const MemoryCategory category = MemoryCategory::kActivations;
+    parts_.books_messages ? parts_.meter.book(tensor, stage.index(), category)
+                          : parts_.meter.rebook(tensor, stage.index(), category);
+  }
+  parts_.ahead.x = std::move(message.values);
+  return !skips();
+}
+
+void StepLoop::forget_ahead() {
+  const ForwardsAhead& ahead = parts_.ahead;
+  const int stage = parts_.stages.front()->index();
+  for (int mb = static_cast<int>(ahead.outputs.size()); stage > 0 && ahead.of && mb < ahead.of->count(stage); ++mb) {
+    Values dropped;
+    transport_.try_receive(plan_.schedule.rank_of_stage[stage - 1], tag_ahead(*ahead.of, stage, mb), dropped);
+  }
 }
 
 void StepLoop::hand_on(int s, int mb, Values output) {
@@ -425,9 +510,9 @@ void StepLoop::learn(const Tag& tag, const Values& values) {
 void StepLoop::send(const Instruction& instruction, int mb) {
   const bool forward = instruction.op == Op::kSendForward;
   const int s = local(instruction.stage);
-  if (!forward && !stage(s).gives_gradient()) return;
   RECORD_USER_SCOPE("send");
   const int peer = instruction.stage + (forward ? 1 : -1);
+  if (forward ? foreseen(peer, mb) : !stage(s).gives_gradient()) return;
   Values values = take((forward ? boundaries_[s].output : boundaries_[s].input_gradient)[mb]);
   observer_.message_begins();
   const int64_t bytes = message_bytes(values);
@@ -452,8 +537,9 @@ void StepLoop::receive(const Instruction& instruction) {
   // A message from another process is allocated here while this rank looks for it, or on a thread that talks to other
   // processes.
   const MemoryMeter::Scope scope(instruction.stage, MemoryCategory::kActivations);
-  for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb)
-    receive(instruction, mb);
+  for (int mb = instruction.micro_batch; mb < instruction.micro_batch + instruction.count; ++mb) {
+    if (instruction.op != Op::kRecvForward || !foreseen(instruction.stage, mb)) receive(instruction, mb);
+  }
 }
 
 void StepLoop::receive(const Instruction& instruction, int mb) {
@@ -489,7 +575,8 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
 void StepLoop::wait(Wait& awaited) {
   while (run_w(queue_.take_placed(at_))) continue;
   bool there = awaited.ready();
-  while (!there && plan_.fills_waits && run_w(queue_.take_filling())) there = awaited.ready();
+  while (!there && plan_.fills_waits && (run_w(queue_.take_filling()) || run_ahead(/*waits=*/true)))
+    there = awaited.ready();
   if (there) return;
   observer_.wait_begins(!queue_.empty(), awaited.cause());
   wait_for(awaited, parts_.timeout, [&] {

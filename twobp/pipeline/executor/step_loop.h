@@ -28,6 +28,14 @@
 
 namespace twobp {
 
+// F of the rank's frozen stage for the micro-batches of the next step, as far as they have run.
+struct ForwardsAhead {
+  std::shared_ptr<const NextBatch> of;  // null: no F runs
+  std::vector<Values> outputs;          // of those that are done; empty: sent
+  Values x;                             // of the next one, before this layer
+  int layer = 0;
+};
+
 // What a rank keeps from step to step.
 struct RankParts {
   int rank = 0;
@@ -44,6 +52,7 @@ struct RankParts {
   // Is told in training steps which layers are done. Null: none.
   GradientReducer* reducer = nullptr;
   Transport* experts = nullptr;  // the members of its group (ExpertGroup); null: each replica has all experts
+  ForwardsAhead ahead{};
 
   // Keeps messages and sums going.
   void progress();
@@ -114,6 +123,21 @@ class StepLoop {
 
   void execute(const Instruction& instruction);
   void forward(int s, int micro_batch);
+  Values forward_layer(Stage& stage, int layer, int micro_batch, Values x, Context& context);
+  // Runs a layer of the frozen stage for the next step. Returns false if there is none to run: in a wait, where no W
+  // may run, only the first stage does, when its own F are done and there is room.
+  bool run_ahead(bool waits);
+  // Returns false if the step is given up first.
+  bool receive_ahead(const Stage& stage, int micro_batch);
+  // Drops a message of a step that was given up.
+  void forget_ahead();
+  Tag tag_ahead(const NextBatch& of, int stage, int micro_batch) const {
+    return {-of.step, stage, micro_batch, MessageKind::kForward};
+  }
+  // Whether the step before has run this F.
+  bool foreseen(int stage, int micro_batch) const {
+    return foreseen_.of && stage < plan_.schedule.frozen && micro_batch < foreseen_.of->count(stage);
+  }
   // Gives the output of a stage to the next one, or adds up the loss.
   void hand_on(int s, int micro_batch, Values output);
   void backward_p1(int s, int micro_batch, bool fused);
@@ -177,6 +201,7 @@ class StepLoop {
   // Whether the rest of the step is given up: F, I and W do nothing.
   bool skips() const { return request_.early_end && request_.early_end->skips(); }
   Context context_of(int micro_batch);
+  Context context_of(const Fields& fields, int64_t step, int64_t micro_batch) const;
   // Says which layer the next exchanges and counts of experts are for.
   void at_layer(const Stage& stage, int layer, int micro_batch, bool backward);
   MessageKind forward_kind() const { return request_.training ? MessageKind::kForward : MessageKind::kEvaluation; }
@@ -194,7 +219,9 @@ class StepLoop {
 
   LossFactors loss_;
   std::vector<int> local_;
-  size_t at_ = 0;  // the current instruction
+  size_t at_ = 0;           // the current instruction
+  ForwardsAhead foreseen_;  // what the step before has run for this one
+  int frozen_left_;         // F of the rank's frozen stage that are to come
   WQueue queue_;
   bool fills_idle_device_ = false;
   WTail tail_;

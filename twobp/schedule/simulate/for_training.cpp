@@ -58,6 +58,24 @@ StepPeriods step_periods(const Schedule& schedule, const std::vector<StageCost>&
   return periods;
 }
 
+int forwards_ahead(const Schedule& schedule, const std::vector<StageCost>& costs, SimulationOptions options, int most) {
+  constexpr double kLeastGain = 1.02;
+  if (schedule.frozen == 0 || schedule.slices > 1 || !fills_waits(schedule, costs, options)) return 0;
+  options.timeline = false;
+  options.ahead = 0;
+  double least = simulate(schedule, costs, options).step_seconds / kLeastGain;
+  options.check = false;
+  int best = 0;
+  for (int ahead = 1; ahead <= std::min(most, schedule.micro_batches); ++ahead) {
+    options.ahead = ahead;
+    const double seconds = simulate(schedule, costs, options).step_seconds;
+    if (seconds >= least) continue;
+    least = seconds;
+    best = ahead;
+  }
+  return best;
+}
+
 std::vector<std::vector<int>> p2_places(const Schedule& schedule, const Simulation& simulation) {
   std::vector<std::vector<int>> places;
   const auto recorded = recorded_order(simulation);

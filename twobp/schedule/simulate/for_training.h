@@ -42,6 +42,10 @@ inline SimulationOptions in_process_simulation(const std::vector<int64_t>& caps 
   return options;
 }
 
+// The SimulationOptions::ahead, at most `most`, with the fastest step; 0 if it is not more than 2 % faster than with 0,
+// or if waits do not run W.
+int forwards_ahead(const Schedule& schedule, const std::vector<StageCost>& costs, SimulationOptions options, int most);
+
 // Decides in advance where W fills waits, for ranks on devices: their host runs ahead and sees no waits.
 // Returns a number of pieces of W by rank and instruction. At a receive, it is the number of pieces that the rank has
 // run in the simulated step before the F or I that waits for the message begins. A rank that runs W up to this number

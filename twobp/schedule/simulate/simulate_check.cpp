@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -106,6 +107,10 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
   for (double begin : options.begin) {
     TWOBP_CHECK(std::isfinite(begin) && begin >= 0, "begin holds ", begin, ", must be finite and not negative");
   }
+  const int most =
+      std::min(schedule.micro_batches, schedule.slices == 1 && options.recorded.empty() ? schedule.frozen : 0);
+  TWOBP_CHECK(options.ahead >= 0 && options.ahead <= most, "ahead is ", options.ahead, ": must be from 0 to ", most,
+              ", the number of micro-batches or of frozen stages, and 0 with slices and with a recorded order");
   TWOBP_CHECK(std::isfinite(options.norm_known), "norm_known is ", options.norm_known, ", must be finite");
   const DataParallel& parallel = options.data_parallel;
   TWOBP_CHECK(parallel.replicas >= 1, "data parallelism needs at least 1 replica, got ", parallel.replicas);

@@ -55,6 +55,13 @@ class Simulator {
     models_ = stage_models(schedule, costs, has_backward_, sorted);
     if (options.norm_known > 0) leading_ = leading_forwards(schedule).end;
     visited_.assign(schedule.ranks.size(), 0);
+    frozen_left_ = schedule.micro_batches;
+    ahead_.assign(schedule.ranks.size(), 0);
+    if (options.ahead > 0) of_next_ = std::vector<Message>(slots);
+    for (int stage = 0; stage < schedule.frozen && stage < options.ahead; ++stage) {
+      const int last = options.ahead - stage - 1;  // whose output has not been sent
+      memory_.add(stage, model(stage, last).output, 0, Op::kForward, last);
+    }
   }
 
   Simulation run() {
@@ -76,6 +83,7 @@ class Simulator {
     for (int rank = 0; rank < schedule_.rank_count(); ++rank) {
       run_recorded_w(rank);
       if (!streams_.empty()) run_by_layer(rank, -1, 0);
+      while (run_ahead(rank, /*waits=*/false)) continue;
     }
     if (has_backward_) sums_.wait(gradients_done_, ranks_, result_.ranks);
     run_optimizer();
@@ -121,7 +129,13 @@ class Simulator {
         return run_if(rank, queues_[rank].take_rest(stage, m));
       default: {
         const int peer = stage + (op == Op::kSendForward || op == Op::kRecvBackward ? 1 : -1);
-        return is_receive(op) ? receive(rank, op, stage, m, peer) : send(rank, op, stage, m, peer);
+        if (is_receive(op)) {
+          if (op == Op::kRecvBackward || !foreseen(stage, m)) receive(rank, op, stage, m, peer, message(op, stage, m));
+        } else if (op == Op::kSendBackward || !foreseen(peer, m)) {
+          const Op receive = op == Op::kSendForward ? Op::kRecvForward : Op::kRecvBackward;
+          send(rank, op, stage, m, peer, message(receive, peer, m));
+        }
+        return;
       }
     }
   }
@@ -133,21 +147,19 @@ class Simulator {
     return send == Op::kSendForward ? model(stage, m).output : model(stage, m).input_gradient;
   }
 
-  void send(int rank, Op op, int stage, int m, int to) {
-    const bool forward = op == Op::kSendForward;
+  void send(int rank, Op op, int stage, int m, int to, Message& message) {
     const double now = ranks_[rank].now;
     const double bytes = message_bytes(op, stage, m);
     const size_t cost = cost_index(schedule_, costs_, stage, m);
-    message(forward ? Op::kRecvForward : Op::kRecvBackward, to, m) = {
-        now, forward ? links_.send_forward(cost, now) : links_.send_backward(cost, now)};
+    message = {now, op == Op::kSendForward ? links_.send_forward(cost, now) : links_.send_backward(cost, now)};
     if (options_.message_holder == MessageHolder::kSender) return;
     memory_.add(stage, -bytes, now, op, m);
     if (options_.message_holder == MessageHolder::kReceiver) memory_.add_later(to, bytes, now, op, m);
   }
 
-  void receive(int rank, Op op, int stage, int m, int from) {
+  void receive(int rank, Op op, int stage, int m, int from, const Message& message) {
     if (recorded_.has_receives(rank)) run_recorded_w(rank);
-    wait_for(rank, message(op, stage, m));
+    wait_for(rank, message);
     recorded_.take_receive(rank, op, stage, m);
     memory_.settle(rank, ranks_[rank].now);
     if (options_.message_holder == MessageHolder::kReceiver) return;
@@ -160,6 +172,8 @@ class Simulator {
 
   void forward(int rank, int stage, int m) {
     recorded_.take(rank, Op::kForward, stage, m);
+    if (stage == 0) --frozen_left_;
+    if (foreseen(stage, m)) return;
     RankState& state = ranks_[rank];
     state.started = true;
     run_steps(rank, Op::kForward, {stage, m}, model(stage, m).forward);
@@ -369,7 +383,31 @@ class Simulator {
     if (!recorded_.empty()) return run_recorded_piece(rank);
     const std::optional<WUnits> next = queues_[rank].take_filling();
     run_if(rank, next);
-    return next.has_value();
+    return next.has_value() || run_ahead(rank, /*waits=*/true);
+  }
+
+  // Whether the step before has run this F.
+  bool foreseen(int stage, int m) const { return stage < schedule_.frozen && m < options_.ahead - stage; }
+
+  // Runs a layer for the next step; see SimulationOptions::ahead.
+  bool run_ahead(int rank, bool waits) {
+    const int m = ahead_[rank];
+    if (!foreseen(rank, m)) return false;  // nor will the next step
+    const auto& steps = model(rank, m).forward.steps;
+    const Growth& step = steps[ahead_layer_];
+    if (waits && (rank > 0 || frozen_left_ > 0 || lacks_room(rank, std::max(step.peak, step.held)))) return false;
+    if (ahead_layer_ == 0 && rank > 0) receive(rank, Op::kRecvForward, rank, m, rank - 1, of_next_[slot(rank, m)]);
+    RankState& state = ranks_[rank];
+    state.started = true;
+    state.part = static_cast<int>(ahead_layer_);
+    const double begin = state.now;
+    compute(rank, Op::kForward, {rank, m}, step.seconds, 0);
+    grow(rank, rank, step, begin, Op::kForward, m);
+    if (++ahead_layer_ < steps.size()) return true;
+    ahead_layer_ = 0;
+    ++ahead_[rank];
+    if (foreseen(rank + 1, m)) send(rank, Op::kSendForward, rank, m, rank + 1, of_next_[slot(rank + 1, m)]);
+    return true;
   }
 
   // Runs W until the message is there. Returns whether it ran any.
@@ -456,6 +494,10 @@ class Simulator {
   std::vector<double> gradients_done_;  // by stage: when the last of them was done
   std::vector<size_t> leading_;         // see leading_forwards; empty: no norm to wait for
   std::vector<size_t> visited_;         // by rank: micro-batches of instructions so far
+  int frozen_left_ = 0;                 // F of the first stage that are to come
+  std::vector<int> ahead_;              // by rank: F of the next step that are done,
+  size_t ahead_layer_ = 0;              // and layers of the one under way; ranks do not run them at once
+  std::vector<Message> of_next_;        // as forward_
   std::vector<RankState> ranks_;
   Simulation result_;
 };

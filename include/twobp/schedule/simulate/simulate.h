@@ -72,6 +72,13 @@ struct SimulationOptions {
   // none.
   std::vector<bool> streams;
 
+  // A step between others, each of which runs F of frozen stages (Schedule::frozen) for the first micro-batches of the
+  // next: so many of the first stage, at most as many as there are frozen ones, and of each further stage one less.
+  // Those of the first run layer by layer in the waits of their rank, after its own F of that stage, when no W is
+  // pending and they fit under the cap. The rest, and the others, run when their rank has done all else. Not with
+  // slices or a recorded order.
+  int ahead = 0;
+
   // By rank: the order in which ops really ran. An F or I in parts counts at its first part. F and I must come as in
   // the schedule. W comes after its I begins: it may have run between the layers of an I, to make room. W runs before
   // the receive that it was recorded before. If receives were not recorded, a wait under `fill` runs the W recorded
