@@ -528,8 +528,7 @@ def test_a_reference_computes_ahead(tmp_path, monkeypatch):
     theirs, ours = both(Distils, causal, texts(21), tmp_path, own=own, max_steps=8, eval_strategy="steps", eval_steps=2)
     compare(theirs, ours)
     count = ours.pipeline._native.forwards_ahead
-    assert count in (1, 2), count
-    assert ahead == [count, count, 1, 0] * 2, "the last step of an epoch has one micro-batch"
+    assert ahead == [count, count, min(count, 1), 0] * 2, "the last step of an epoch has one micro-batch"
 
 
 def test_batches_are_read_ahead_unless_that_draws_random_numbers():
