@@ -15,7 +15,7 @@ bnb = pytest.importorskip("bitsandbytes")
 
 import twobp  # noqa: E402
 from twobp.capture.own_operators import dequantised, linear_4bit  # noqa: E402
-from twobp.capture.export.four_bits import scales_of  # noqa: E402
+from twobp.capture.export.four_bits import keep_form, scales_of  # noqa: E402
 
 
 def layer(columns, rows, nested=False, kind="nf4", dtype=torch.float32, bias=False):
@@ -25,6 +25,7 @@ def layer(columns, rows, nested=False, kind="nf4", dtype=torch.float32, bias=Fal
     made = made.to("cpu")
     for one in made.parameters():
         one.requires_grad_(False)
+    made.support_avx512bf16_for_cpu = True  # then a call in evaluation mode gives the weight another form
     return made
 
 
@@ -217,6 +218,7 @@ def test_qlora_from_files_is_that_of_trl_and_its_adapter_loads(tmp_path):
     for expected, line in zip(theirs.state.log_history, rounded.state.log_history, strict=True):
         assert line.get("loss", 0) == pytest.approx(expected.get("loss", 0), rel=5e-3)
     base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "small", device_map="cpu")
+    keep_form(base)
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "ours/adapter").eval()
     ids = torch.randint(4, 64, (2, 8))
     with torch.no_grad():

@@ -23,6 +23,7 @@ from .emit import OTHER_WAY, dtype_name
 from .errors import CaptureError, some, user_line
 from .export.draws import Draw
 from .export.forward import ROUNDED, WithLoss, as_fields, check_hooks, check_parts, is_number
+from .export.four_bits import keep_form
 from .export.generic import Dimensions, generic
 from .layers import constants_of, described_fields, fitted, kind_names, of_many, trained_names, without_ones
 from .loss.reported import Reported
@@ -651,6 +652,7 @@ def capture(
             "lost. Freeze it, or let the module hold it and return the loss"
         )
     check_precision(module, precision)
+    keep_form(module)
     whole = WithLoss(module, loss_fn, precision)
     for name, tensor in itertools.chain(whole.named_parameters(), whole.named_buffers()):
         name = name.removeprefix("module.")

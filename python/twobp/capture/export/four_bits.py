@@ -47,6 +47,14 @@ def forward(self, x: torch.Tensor) -> torch.Tensor:
     return (y if self.bias is None else y + self.bias.to(y.dtype)).to(x.dtype)
 
 
+def keep_form(module: torch.nn.Module) -> None:
+    """Keeps the layers from giving their weights a form for inference, as a call in evaluation mode does on CPUs with
+    AVX-512 for bfloat16."""
+    for part in module.modules():
+        if getattr(part, "support_avx512bf16_for_cpu", False):
+            part.support_avx512bf16_for_cpu = False
+
+
 @contextlib.contextmanager
 def four_bit_layers():
     layers = sys.modules.get("bitsandbytes.nn")
