@@ -3,7 +3,7 @@
 threads, step by step in turn. `reference` compares DPO, whose reference model computes F alone, with SFT on as many tokens, and `adapters` the same
 with LoRA of rank 8, whose reference is the model without it. The model is a LLaMA of dim 512 with 8 layers and random weights.
 
-    benchmarks/trl.py [--only sft dpo reference adapters] [--steps 8]
+    benchmarks/trl.py [--only sft dpo reference adapters] [--steps 8] [--memory-cap 1.02x]
 """
 import argparse
 import os
@@ -98,7 +98,7 @@ def race(trainers: list[tuple[str, bool, int]], micro_batches: int, steps: int, 
                                       logging_steps=1, gradient_checkpointing=False, max_length=LENGTH + 2, per_device_train_batch_size=size,
                                       gradient_accumulation_steps=micro_batches, learning_rate=1e-5)
             timed.append(Timed(number, turns))
-            own = {"ranks": CORES, "schedule": "1f1b", "p2": "fill"} if pipelined else {}
+            own = {"ranks": CORES, "schedule": "1f1b", "p2": "fill", "memory_cap": given.memory_cap} if pipelined else {}
             if lora:
                 own["peft_config"] = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
             elif kind == "dpo":
@@ -152,6 +152,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=["sft", "dpo", "reference", "adapters"], default=["sft", "dpo", "reference"])
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--memory-cap", default="auto", help="of the pipelines; see docs/memory.md")
     given = parser.parse_args()
     for name in given.only:
         if name in ("reference", "adapters"):

@@ -51,7 +51,7 @@ def arguments(folder, **more):
 
 
 def train(kind, model, data, folder, *, ranks=2, prepare=None, own=None, **settings):
-    pipeline = {name: settings.pop(name) for name in ("schedule", "loss_reduction", "recompute", "slices", "memory_cap") if name in settings}
+    pipeline = {name: settings.pop(name) for name in ("schedule", "loss_reduction", "recompute", "slices") if name in settings}
     if issubclass(kind, twobp.transformers.Trainer):
         pipeline["ranks"] = ranks
     else:
@@ -519,14 +519,17 @@ def test_a_reference_computes_ahead(tmp_path, monkeypatch):
                 with torch.no_grad():
                     next(self.teacher.parameters()).mul_(0.5)
 
+    def sized(seed=1):  # so that a step has waits, and F in them a gain
+        return causal(seed, hidden_size=128, intermediate_size=256, num_hidden_layers=4)
+
     def own():
-        teacher = causal(3, hidden_size=128, intermediate_size=256, num_hidden_layers=6)
+        teacher = sized(3)
         return {"teacher": teacher, "callbacks": [Moves(teacher)], "eval_dataset": texts(6, seed=9)}
 
     ahead, known = [], twobp.Trainer._ahead
     monkeypatch.setattr(twobp.Trainer, "_ahead", lambda *given: ahead.append(len(known(*given))) or known(*given))
-    theirs, ours = both(Distils, causal, texts(21), tmp_path, own=own, max_steps=8, eval_strategy="steps", eval_steps=2,
-                        memory_cap="0")
+    theirs, ours = both(Distils, sized, texts(21), tmp_path, own=own, max_steps=8, eval_strategy="steps", eval_steps=2,
+                        learning_rate=3e-3)
     compare(theirs, ours)
     count = ours.pipeline._native.forwards_ahead
     assert count > 0

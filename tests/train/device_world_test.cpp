@@ -555,7 +555,9 @@ TEST(ProcessesThatEnd, WhenOneIsFrozenItIsNamed) {
     } catch (const Aborted&) {
     }
   });
-  EXPECT_NE(end.error.find("waited 5 s"), std::string::npos) << end.error;
+  const auto says = [&](const char* part) { return end.error.find(part) != std::string::npos; };
+  // Its neighbour in the replica, or that in the pipeline, whose message it does not take, is the first to end.
+  EXPECT_TRUE(says("waited 5 s") || (says("to rank 3") && says("has not arrived in 5 s"))) << end.error;
 }
 
 }  // namespace

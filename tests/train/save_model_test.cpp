@@ -440,7 +440,7 @@ TEST_F(SaveModel, RefusesLinksOutOfTheFolderBeforeTraining) {
   SaveConfig to;
   to.model = folder_.path("model");
   config_.model.from = from;
-  const std::string secret = folder_.write("secret", "of the user");
+  const std::string secret = std::filesystem::canonical(folder_.write("secret", "of the user"));
   const std::string link = from + "/generation_config.json";
   std::filesystem::create_symlink(secret, link);
   test::expect_error([&] { check_save(to, config_.model, ""); }, {link, secret, "outside of its folder"});

@@ -65,6 +65,17 @@ StepPlan Pipeline::forward_plan(int micro_batches) const {
   return plan(std::move(none), options);
 }
 
+namespace {
+
+// The bytes of F of a stage for the next step: those of one layer, and the outputs of `count` micro-batches.
+int64_t room_ahead(const std::vector<LayerCost>& stage, int count) {
+  double most = 0;
+  for (const LayerCost& layer : stage) most = std::max({most, layer.forward_peak, layer.forward_held});
+  return static_cast<int64_t>(most + count * stage.back().output);
+}
+
+}  // namespace
+
 void Pipeline::add_caps(StepPlan& plan) const {
   const StepOptions& options = plan.options;
   const MemoryCap& cap = options.memory_cap;
@@ -88,7 +99,10 @@ void Pipeline::add_caps(StepPlan& plan) const {
                                           twobp::fills_waits(schedule, profiled_costs(costs), simulation_of(plan)));
   const bool on_devices = world_.device(world_.local_ranks().front()).asynchronous();
   plan.fills_waits = fills && !on_devices;
+  const std::vector<int64_t> caps = plan.caps;
+  if (schedule.frozen > 0 && cap.is_automatic()) plan.caps[rank_of_stage_[0]] += room_ahead(costs[0], ranks());
   plan.ahead = forwards_ahead(plan);
+  if (plan.ahead == 0) plan.caps = caps;
   if (!fills || !on_devices) return;
   // The places come from the profile and the caps, which all processes have, so all find the same.
   SimulationOptions placing = simulation_of(plan);
