@@ -165,7 +165,7 @@ SimulatedPlan make_plan(const PlanOptions& options, const Planned& of, P2Policy 
 // Returns the costs of one of the equal slices of a micro-batch.
 std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
   for (StageCost& cost : costs) {
-    for (double StageCost::* of :
+    for (double StageCost::*of :
          {&StageCost::forward, &StageCost::backward_p1, &StageCost::backward_p2, &StageCost::activation_bytes,
           &StageCost::stash_bytes, &StageCost::output_bytes, &StageCost::input_gradient_bytes}) {
       cost.*of /= slices;

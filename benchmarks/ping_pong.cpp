@@ -152,10 +152,12 @@ double late(Transport& transport, int64_t bytes, int layers) {
     const Tag tag{.step = round};
     barrier(transport, kTimeout);
     if (first) {
-      compute(1e-3, [] {}, 1);  // so that the receiver is already waiting
+      compute(
+          1e-3, [] {}, 1);  // so that the receiver is already waiting
       const double begin = now_seconds();
       transport.isend(1, tag, {tensor});
-      compute(kLayer, [&] { transport.progress(); }, layers);
+      compute(
+          kLayer, [&] { transport.progress(); }, layers);
       const Values there = transport.receive(1, tag, kTimeout);
       seconds.push_back(there[0].item<double>() - begin);
     } else {

@@ -187,7 +187,8 @@ class PyTrainer {
     if (trainer_->world().process_count() > 1) return shared;  // ranks of others may have a copy
     for (const auto& [name, live, rank, first, frozen] : trainer_->update().live_weights()) {
       if (!first || !live.is_cpu() || !live.is_contiguous()) continue;
-      shared[name] = at::from_blob(live.data_ptr(), live.sizes(), [kept = live](void*) {}, live.options());
+      shared[name] = at::from_blob(
+          live.data_ptr(), live.sizes(), [kept = live](void*) {}, live.options());
     }
     return shared;
   }

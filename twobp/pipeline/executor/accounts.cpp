@@ -215,7 +215,7 @@ DeviceEvent DeviceTimes::record() {
   return events_[used_++];
 }
 
-void DeviceTimes::open(double StageTimes::* seconds, int stage, IdleCause before) {
+void DeviceTimes::open(double StageTimes::*seconds, int stage, IdleCause before) {
   if (on_) open_ = {seconds, stage, before, record(), {}};
 }
 

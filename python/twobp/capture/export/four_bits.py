@@ -52,7 +52,7 @@ def keep_form(module: torch.nn.Module) -> None:
     AVX-512 for bfloat16."""
     for part in module.modules():
         if getattr(part, "support_avx512bf16_for_cpu", False):
-            part.support_avx512bf16_for_cpu = False
+            part.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
 @contextlib.contextmanager
