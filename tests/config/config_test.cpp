@@ -411,6 +411,22 @@ TEST(ConfigErrors, RefuseContradictionsInTheModel) {
   EXPECT_NO_THROW(load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12"}));
 }
 
+TEST(ConfigErrors, RefuseAdaptersThatPeftWouldNotUse) {
+  const auto saved = [](const std::string& target) {
+    Config config = load_config(
+        "", {"model.type=deepseek_v3", "model.lora=2", "model.lora_targets=" + target, "data.synthetic=tokens"});
+    config.model.from = "where it came from";
+    config.save.lora = "adapter";
+    check_config(config);
+  };
+  test::expect_error([&] { saved("o_proj,shared_experts.down_proj"); }, {"shared_experts.down_proj", "PEFT", "merged"});
+  test::expect_error([&] { saved("0.mlp.up_proj"); }, {"0.mlp.up_proj", "PEFT", "merged"});
+  EXPECT_NO_THROW(saved("o_proj,mlp.experts.down_proj,experts.gate_up_proj"));
+  refuse({"model.type=mixtral", "pipeline.data_parallel=2", "pipeline.experts=2", "model.lora=2", "model.adapter=here",
+          "model.lora_targets=experts.down_proj"},
+         {"pipeline.experts is 2", "model.adapter of experts", "merge_and_unload"});
+}
+
 TEST(ConfigErrors, RefuseBadRopeScaling) {
   EXPECT_NO_THROW(with({"model.rope_scaling=llama3", "model.rope_factor=8"}));
   refuse({"model.rope_low_freq=4"}, {"model.rope_low_freq is 4", "only model.rope_scaling \"llama3\" uses it"});

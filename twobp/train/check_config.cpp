@@ -79,6 +79,14 @@ void check_optimizer(const OptimizerConfig& optimizer) {
               optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }
 
+// Whether a target of LoRA is a tensor of all experts: one of PEFT's target_parameters.
+bool names_experts(const std::string& target) {
+  const size_t dot = target.rfind('.');
+  if (dot == std::string::npos) return false;
+  const std::string module = target.substr(0, dot);
+  return module == "experts" || module.ends_with(".experts");
+}
+
 // Checks what replicas that share experts cannot do yet.
 void check_experts(const Config& config) {
   const int experts = config.pipeline.experts;
@@ -91,6 +99,8 @@ void check_experts(const Config& config) {
   };
   if (config.pipeline.device != "cpu")
     excludes(concat("pipeline.device \"", config.pipeline.device, "\""), "set it to \"cpu\"");
+  if (!config.model.adapter.empty() && std::ranges::any_of(config.model.lora_targets, names_experts))
+    excludes("model.adapter of experts", "merge it into its model with PEFT (merge_and_unload)");
   if (config.optimizer.type == "muon") excludes("optimizer.type \"muon\"", "set it to \"adamw\"");
   for (const std::string& rule : config.pipeline.recompute) {
     if (repeats_in_w(rule)) excludes(concat("pipeline.recompute \"", rule, "\""), "recompute activations, or nothing");
@@ -124,10 +134,11 @@ void check_saved_adapter(const Config& config) {
               "merged.");
   const std::vector<std::string>& excluded = model.type.type().peft_excludes;
   for (const std::string& target : model.lora_targets) {
+    if (names_experts(target)) continue;
     const std::string last = target.substr(target.rfind('.') + 1);
     TWOBP_CHECK(std::find(excluded.begin(), excluded.end(), last) == excluded.end(), "save.lora is \"",
                 config.save.lora, "\", but transformers and PEFT use no adapter of ", last, " in a ", model.type.name(),
-                ": remove it from model.lora_targets, or set save.lora to merged.");
+                ": remove ", target, " from model.lora_targets, or set save.lora to merged.");
   }
 }
 

@@ -263,6 +263,8 @@ ModelType type_of_family(const DecoderFamily& family) {
   };
   type.lora = true;
   type.peft_task = "CAUSAL_LM";
+  if (family.latent)
+    type.peft_excludes = {"gate_proj", "up_proj", "down_proj"};  // PEFT takes them for those of experts
   type.transposed = family.transposed;
   type.reduced_precision = true;
   type.input = [&family](const ModelOptions& o) {
