@@ -386,6 +386,8 @@ bool StepLoop::receive_ahead(const Stage& stage, int mb) {
     MessageOrEnd(const StepLoop& loop, int from, const Tag& tag)
         : MessageWait(loop.transport_, from, tag), loop_(loop) {}
     bool ready() override { return MessageWait::ready() || loop_.skips(); }
+    // Looks now and then whether the step is given up.
+    void block(double seconds) override { MessageWait::block(std::min(seconds, 0.01)); }
 
    private:
     const StepLoop& loop_;
