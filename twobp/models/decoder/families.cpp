@@ -9,10 +9,12 @@ namespace twobp {
 namespace {
 
 // The keys that most families have, with `more`. `eps` is that of the norms.
-std::vector<FileKey> file_keys(FileKey eps, std::vector<FileKey> more) {
-  std::vector<FileKey> keys = {{"hidden_size", "dim"},           {"num_hidden_layers", "layers"},
-                               {"num_attention_heads", "heads"}, {"intermediate_size", "hidden"},
-                               {"vocab_size", "vocab"},          {"attention_dropout", "attention_dropout", "0"}};
+std::vector<FileKey> file_keys(FileKey eps, std::vector<FileKey> more, bool width = true) {
+  std::vector<FileKey> keys = {
+      {"hidden_size", "dim"}, {"num_hidden_layers", "layers"}, {"num_attention_heads", "heads"}};
+  if (width) keys.push_back({"intermediate_size", "hidden"});  // else it is of experts, or of some layers
+  keys.push_back({"vocab_size", "vocab"});
+  keys.push_back({"attention_dropout", "attention_dropout", "0"});
   keys.push_back(eps);
   for (const FileKey& key : more) keys.push_back(key);
   return keys;
@@ -356,19 +358,15 @@ DecoderFamily mixtral_family() {
 // What the second and the third generation share. Dense layers and windows are refused.
 DecoderFamily qwen_moe(const char* name, const char* hf_class, const std::vector<FileKey>& more) {
   DecoderFamily f{.name = name, .hf_class = hf_class};
-  f.file = {{"hidden_size", "dim"},
-            {"num_hidden_layers", "layers"},
-            {"num_attention_heads", "heads"},
-            {"vocab_size", "vocab"},
-            {"attention_dropout", "attention_dropout", "0"},
-            kRmsEps,
-            kHeadDim,
-            kSilu,
-            kUntied,
-            {"norm_topk_prob", "normalized_routing", "false"},
-            kBalanceLoss,
-            {"decoder_sparse_step", nullptr, "1"},
-            {"use_sliding_window", nullptr, "false"}};
+  f.file = file_keys(kRmsEps,
+                     {kHeadDim,
+                      kSilu,
+                      kUntied,
+                      {"norm_topk_prob", "normalized_routing", "false"},
+                      kBalanceLoss,
+                      {"decoder_sparse_step", nullptr, "1"},
+                      {"use_sliding_window", nullptr, "false"}},
+                     /*width=*/false);
   f.file.insert(f.file.end(), more.begin(), more.end());
   f.defaults.experts = 8;
   f.ignored = {"intermediate_size", "sliding_window", "max_window_layers"};
@@ -474,22 +472,18 @@ DecoderFamily gpt_oss_family() {
 // What the second and the third generation share: latent attention, experts of groups, shared ones, dense first layers.
 DecoderFamily deepseek(const char* name, const char* hf_class, const std::vector<FileKey>& more) {
   DecoderFamily f{.name = name, .hf_class = hf_class};
-  f.file = {{"hidden_size", "dim"},
-            {"num_hidden_layers", "layers"},
-            {"num_attention_heads", "heads"},
-            {"vocab_size", "vocab"},
-            {"attention_dropout", "attention_dropout", "0"},
-            kRmsEps,
-            kSilu,
-            kUntied,
-            kAttentionBias,
-            {"q_lora_rank", "q_rank", "1536", FileForm::kOrNull},
-            {"kv_lora_rank", "kv_rank", "512"},
-            {"qk_nope_head_dim", "nope_dim", "128"},
-            {"qk_rope_head_dim", "rope_dim", "64"},
-            {"v_head_dim", "value_dim", "128"},
-            {"num_experts_per_tok", "experts_per_token"},
-            {"moe_layer_freq", nullptr, "1"}};
+  f.file = file_keys(kRmsEps,
+                     {kSilu,
+                      kUntied,
+                      kAttentionBias,
+                      {"q_lora_rank", "q_rank", "1536", FileForm::kOrNull},
+                      {"kv_lora_rank", "kv_rank", "512"},
+                      {"qk_nope_head_dim", "nope_dim", "128"},
+                      {"qk_rope_head_dim", "rope_dim", "64"},
+                      {"v_head_dim", "value_dim", "128"},
+                      {"num_experts_per_tok", "experts_per_token"},
+                      {"moe_layer_freq", nullptr, "1"}},
+                     /*width=*/false);
   f.file.insert(f.file.end(), more.begin(), more.end());
   f.names.qkv = {"self_attn.q_a_proj", "self_attn.q_b_proj", "self_attn.q_proj", "self_attn.kv_a_proj_with_mqa",
                  "self_attn.kv_b_proj"};
