@@ -145,7 +145,6 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
     }
   }
   if (request.training) {
-    forget_ahead();
     foreseen_ = std::exchange(parts_.ahead, {batch.next, {}, {}, 0});
     if (foreseen_.of != batch.foreseen) foreseen_ = {};
   }
@@ -178,18 +177,13 @@ void StepLoop::list_expected() {
       from_ranks.insert(schedule.rank_of_stage[sender_stage(instruction)]);
   }
   for (const int from : from_ranks) {
-    const std::vector<Instruction>& list = schedule.ranks[from];
     std::deque<Coming> coming;
-    for (size_t i = 0; i < list.size(); ++i) {
-      if (!is_send(list[i].op)) continue;
-      const Instruction receive = other_side(list[i]);
-      if (schedule.rank_of_stage[receive.stage] != parts_.rank || !is_sent(receive)) continue;
+    for (const auto& [receive, sent_at] : messages_between(schedule, from, parts_.rank)) {
+      if (!is_sent(receive)) continue;
       const MessageKind kind = receive.op == Op::kRecvForward ? MessageKind::kForward : MessageKind::kBackward;
-      for (int mb = receive.micro_batch; mb < receive.micro_batch + receive.count; ++mb) {
-        coming.push_back({{request_.step, receive.stage, mb, kind},
-                          known_form(kind, receive.stage, mb),
-                          i < plan_.leading.end[from]});
-      }
+      coming.push_back({{request_.step, receive.stage, receive.micro_batch, kind},
+                        known_form(kind, receive.stage, receive.micro_batch),
+                        sent_at < plan_.leading.end[from]});
     }
     if (std::ranges::any_of(coming, [](const Coming& one) { return one.forms != nullptr; }))
       senders_[from].coming = std::move(coming);
@@ -352,26 +346,29 @@ Values StepLoop::forward_layer(Stage& stage, int i, int mb, Values x, Context& c
 
 bool StepLoop::run_ahead(bool waits) {
   ForwardsAhead& ahead = parts_.ahead;
-  if (!request_.training || !ahead.of || skips()) return false;
+  if (!request_.training || !ahead.of) return false;
   Stage& stage = *parts_.stages.front();
   const int m = static_cast<int>(ahead.outputs.size());
   if (m == ahead.of->count(stage.index())) return false;
   const LayerCost& cost = (*ahead.of->costs[m])[static_cast<size_t>(stage.index())][static_cast<size_t>(ahead.layer)];
   const double need = std::max(cost.forward_peak, cost.forward_held);  // no W is pending
-  if (waits && (stage.index() > 0 || frozen_left_ > 0 || lacks_room(need))) return false;
+  if (waits && (stage.index() > 0 || frozen_left_ > 0 || lacks_room(need) || skips())) return false;
   const MemoryMeter::Scope scope(stage.index(), MemoryCategory::kActivations);
-  Context context = context_of(ahead.of->micro_batches[m], ahead.of->step, m);
-  if (ahead.layer == 0 && stage.index() > 0 && !receive_ahead(stage, m)) return false;
-  if (ahead.layer == 0 && stage.index() == 0 && !parts_.input_field.empty())
-    ahead.x.push_back(context.field(parts_.input_field));
-  observer_.op_begins(Op::kForward, stage.index(), m, !queue_.empty());
-  ahead.x = naming_layer([&] { return concat("micro-batch ", m, " of step ", ahead.of->step); },
-                         [&] { return forward_layer(stage, ahead.layer, m, std::move(ahead.x), context); });
-  if (++ahead.layer < stage.layer_count()) {
-    observer_.op_pauses();
-    return true;
+  if (ahead.layer == 0) ahead.x = input_ahead(stage, m);
+  if (skips()) {  // of a step that is given up, messages still go to their receivers
+    ahead.x.clear();
+    ahead.layer = stage.layer_count();
+  } else {
+    Context context = context_of(ahead.of->micro_batches[m], ahead.of->step, m);
+    observer_.op_begins(Op::kForward, stage.index(), m, !queue_.empty());
+    ahead.x = naming_layer([&] { return concat("micro-batch ", m, " of step ", ahead.of->step); },
+                           [&] { return forward_layer(stage, ahead.layer, m, std::move(ahead.x), context); });
+    if (++ahead.layer < stage.layer_count()) {
+      observer_.op_pauses();
+      return true;
+    }
+    observer_.op_ends(0);
   }
-  observer_.op_ends(0);
   ahead.layer = 0;
   ahead.outputs.push_back(take(ahead.x));
   const int next = stage.index() + 1;
@@ -380,39 +377,16 @@ bool StepLoop::run_ahead(bool waits) {
   return true;
 }
 
-bool StepLoop::receive_ahead(const Stage& stage, int mb) {
-  class MessageOrEnd : public MessageWait {
-   public:
-    MessageOrEnd(const StepLoop& loop, int from, const Tag& tag)
-        : MessageWait(loop.transport_, from, tag), loop_(loop) {}
-    bool ready() override { return MessageWait::ready() || loop_.skips(); }
-    // Looks now and then whether the step is given up.
-    void block(double seconds) override { MessageWait::block(std::min(seconds, 0.01)); }
-
-   private:
-    const StepLoop& loop_;
-  };
-  MessageOrEnd message(*this, plan_.schedule.rank_of_stage[stage.index() - 1],
-                       tag_ahead(*parts_.ahead.of, stage.index(), mb));
-  observer_.wait_begins(/*w_pending=*/false, message.cause());
-  wait_for(message, parts_.timeout, [&] { return parts_.others(); });
-  observer_.wait_ends();
-  for (const auto& tensor : message.values) {
-    const MemoryCategory category = MemoryCategory::kActivations;
-    parts_.books_messages ? parts_.meter.book(tensor, stage.index(), category)
-                          : parts_.meter.rebook(tensor, stage.index(), category);
+Values StepLoop::input_ahead(const Stage& stage, int mb) {
+  const NextBatch& of = *parts_.ahead.of;
+  if (stage.index() == 0) {
+    if (parts_.input_field.empty()) return {};
+    return {context_of(of.micro_batches[mb], of.step, mb).field(parts_.input_field)};
   }
-  parts_.ahead.x = std::move(message.values);
-  return !skips();
-}
-
-void StepLoop::forget_ahead() {
-  const ForwardsAhead& ahead = parts_.ahead;
-  const int stage = parts_.stages.front()->index();
-  for (int mb = static_cast<int>(ahead.outputs.size()); stage > 0 && ahead.of && mb < ahead.of->count(stage); ++mb) {
-    Values dropped;
-    transport_.try_receive(plan_.schedule.rank_of_stage[stage - 1], tag_ahead(*ahead.of, stage, mb), dropped);
-  }
+  MessageWait message(transport_, plan_.schedule.rank_of_stage[stage.index() - 1], tag_ahead(of, stage.index(), mb));
+  wait(message);
+  book(message.values, stage.index());
+  return std::move(message.values);
 }
 
 void StepLoop::hand_on(int s, int mb, Values output) {
@@ -563,15 +537,18 @@ void StepLoop::receive(const Instruction& instruction, int mb) {
   const double need = bytes > 0 ? (has_memory ? 0 : static_cast<double>(bytes)) + largest_w_ : 0;
   while (lacks_room(need) && run_w(queue_.take_oldest())) continue;
   observer_.message_begins();
-  for (const auto& tensor : values) {
-    const MemoryCategory category = MemoryCategory::kActivations;
-    parts_.books_messages ? parts_.meter.book(tensor, stage, category) : parts_.meter.rebook(tensor, stage, category);
-  }
+  book(values, stage);
   Boundary& boundary = boundaries_[local(stage)];
   (forward ? boundary.input : boundary.output_gradient)[mb] = std::move(values);
   observer_.message_ends({.sent = false, .stage = stage, .peer = peer, .micro_batch = mb, .bytes = bytes});
   if (has_memory) --senders_[from].expected;
   expect_next(from);
+}
+
+void StepLoop::book(const Values& values, int stage) {
+  const MemoryCategory category = MemoryCategory::kActivations;
+  for (const auto& tensor : values)
+    parts_.books_messages ? parts_.meter.book(tensor, stage, category) : parts_.meter.rebook(tensor, stage, category);
 }
 
 void StepLoop::wait(Wait& awaited) {

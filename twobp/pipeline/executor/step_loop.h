@@ -127,10 +127,7 @@ class StepLoop {
   // Runs a layer of the frozen stage for the next step. Returns false if there is none to run: in a wait, where no W
   // may run, only the first stage does, when its own F are done and there is room.
   bool run_ahead(bool waits);
-  // Returns false if the step is given up first.
-  bool receive_ahead(const Stage& stage, int micro_batch);
-  // Drops a message of a step that was given up.
-  void forget_ahead();
+  Values input_ahead(const Stage& stage, int micro_batch);
   Tag tag_ahead(const NextBatch& of, int stage, int micro_batch) const {
     return {-of.step, stage, micro_batch, MessageKind::kForward};
   }
@@ -147,6 +144,8 @@ class StepLoop {
   void send(const Instruction& instruction, int micro_batch);
   void receive(const Instruction& instruction);
   void receive(const Instruction& instruction, int micro_batch);
+  // Puts the memory of a received message on the stage's account.
+  void book(const Values& values, int stage);
   // Lists the messages from ranks of which some come without a description.
   void list_expected();
   // Tells the transport of the next ones from this rank, up to `needed` in any case, after old W has made room.

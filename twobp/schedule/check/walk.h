@@ -35,6 +35,21 @@ inline Instruction other_side(const Instruction& message) {
   }
 }
 
+// The messages from one rank to another in the order in which they are sent: the receive of each, and the index of its
+// send in the sender's list.
+inline std::vector<std::pair<Instruction, size_t>> messages_between(const Schedule& schedule, int from, int to) {
+  std::vector<std::pair<Instruction, size_t>> messages;
+  const std::vector<Instruction>& list = schedule.ranks[from];
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!is_send(list[i].op)) continue;
+    const Instruction receive = other_side(list[i]);
+    if (schedule.rank_of_stage[receive.stage] != to) continue;
+    for (int mb = receive.micro_batch; mb < receive.micro_batch + receive.count; ++mb)
+      messages.emplace_back(Instruction{receive.op, receive.stage, mb}, i);
+  }
+  return messages;
+}
+
 // The position of a rank in its list.
 struct ListCursor {
   size_t index = 0;
