@@ -9,6 +9,8 @@
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/transport/collectives.h"
+#include "twobp/transport/start.h"
+#include "twobp/transport/threads/in_process.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -242,6 +244,48 @@ TEST(StuckPeer, ASlowPeerIsNotStuck) {
   const StepReport report = pipeline.run(pipeline.plan("gpipe", 8, P2Policy::kFill), random_batch(8), step_request());
   EXPECT_GT(report.ranks[1].idle[static_cast<int>(IdleCause::kNothing)], options.timeout)
       << "the waits of rank 1 in total";
+}
+
+// Two processes whose plans send the same messages in another order, which NCCL would not notice.
+TEST(OtherOrder, IsRefusedBeforeTheStep) {
+  const ModelSpec model = small_llama(1);  // 4 layers
+  const auto schedule_of = [](bool swapped) {
+    Schedule schedule;
+    schedule.name = "by hand";
+    schedule.stages = 4;
+    schedule.micro_batches = 2;
+    schedule.rank_of_stage = {0, 1, 0, 1};
+    for (const int first : {0, 1}) {
+      std::vector<Instruction> list = {
+          {Op::kForward, first, 0}, {Op::kForward, first, 1}, {Op::kForward, first + 2, 0}};
+      if (swapped) std::swap(list[1], list[2]);
+      list.push_back({Op::kForward, first + 2, 1});
+      for (const int stage : {first + 2, first}) {
+        for (const int mb : {0, 1}) list.push_back({Op::kBackward, stage, mb});
+      }
+      schedule.ranks.push_back(std::move(list));
+    }
+    return test::finished(std::move(schedule), P2Policy::kOff);
+  };
+  for (const bool swapped : {false, true}) {
+    auto ends = make_in_process_transports(2, 0);
+    std::vector<World> worlds;
+    for (auto& end : ends) worlds.push_back(make_process_world(std::shared_ptr<Transport>(std::move(end)), 1, 2));
+    const auto run = [&] {
+      run_worlds(std::move(worlds), [&](World world) {
+        const bool other = swapped && world.process() == 0;
+        Pipeline pipeline(model, test::no_costs(model), options_of({1, 1, 1, 1}, {0, 1, 0, 1}), std::move(world));
+        const StepPlan plan = pipeline.plan(schedule_of(other), {P2Batching::kLoop, 0});
+        for (int step = 0; step < 2; ++step) pipeline.run(plan, random_batch(2), step_request());
+      });
+    };
+    if (swapped) {
+      expect_contains(error_of(run),
+                      {"rank 1 expects from rank 0 message 2 of a step to be 1RECV_F1, but that rank sends 3RECV_F0"});
+    } else {
+      EXPECT_NO_THROW(run());
+    }
+  }
 }
 
 }  // namespace

@@ -148,6 +148,9 @@ class Pipeline {
   void note_sizes(const std::vector<Fields>& micro_batches);
   // The plan that a step runs by: that of the step under way if it is the same, else renewed.
   std::shared_ptr<const StepPlan> current(const StepPlan& plan);
+  // With other processes, compares the order in which ranks send what their peers expect. Throws Error that names both
+  // ranks and the first message that differs.
+  void agree_on_messages(const Schedule& schedule);
   // The plan for what the ranks hold now. They must be idle.
   std::shared_ptr<const StepPlan> renewed(const StepPlan& plan);
   void add_caps(StepPlan& plan) const;

@@ -161,12 +161,65 @@ void Pipeline::stream_gradients(const std::vector<bool>& stages) {
   meter_->reset_peaks();  // nothing has touched the memory of gradients yet
 }
 
+namespace {
+
+// The messages from one rank to another, one a row: the operation, stage and micro-batch of its receive.
+at::Tensor order_of(const Schedule& schedule, int from, int to) {
+  std::vector<int64_t> rows;
+  for (const auto& [receive, sent_at] : messages_between(schedule, from, to))
+    rows.insert(rows.end(), {static_cast<int64_t>(receive.op), receive.stage, receive.micro_batch});
+  return at::tensor(rows, at::kLong).view({-1, 3});
+}
+
+std::string name_of_row(const at::Tensor& order, int64_t row, const Schedule& schedule) {
+  if (row >= order.size(0)) return "none";
+  const auto* numbers = order.const_data_ptr<int64_t>() + 3 * row;
+  const Instruction receive{static_cast<Op>(numbers[0]), static_cast<int>(numbers[1]), static_cast<int>(numbers[2])};
+  return to_string(receive, schedule.slices);
+}
+
+// A transport may know messages by their order alone.
+void agree_on_order(Transport& transport, const Schedule& schedule, double timeout) {
+  const int rank = transport.rank();
+  const Tag tag{.kind = MessageKind::kOrder};
+  for (int to = 0; to < transport.size(); ++to) {
+    const at::Tensor order = order_of(schedule, rank, to);
+    if (order.size(0) > 0) transport.isend(to, tag, {order});
+  }
+  for (int from = 0; from < transport.size(); ++from) {
+    const at::Tensor mine = order_of(schedule, from, rank);
+    if (mine.size(0) == 0) continue;
+    const at::Tensor theirs = transport.receive(from, tag, timeout).at(0).cpu();
+    if (theirs.equal(mine)) continue;
+    TWOBP_CHECK(theirs.dim() == 2 && theirs.size(1) == 3 && theirs.scalar_type() == at::kLong, "rank ", from,
+                " sent a list of messages that makes no sense to rank ", rank);
+    const auto same = [&](int64_t row) {
+      return row < mine.size(0) && row < theirs.size(0) && theirs[row].equal(mine[row]);
+    };
+    int64_t row = 0;
+    while (same(row)) ++row;
+    fail("rank ", rank, " expects from rank ", from, " message ", row + 1, " of a step to be ",
+         name_of_row(mine, row, schedule), ", but that rank sends ", name_of_row(theirs, row, schedule),
+         ": do both run the same schedule?");
+  }
+}
+
+}  // namespace
+
+void Pipeline::agree_on_messages(const Schedule& schedule) {
+  if (world_.processes_of_replica() < 2 || !schedule.has_backward()) return;
+  on_ranks([&](int rank) { agree_on_order(*world_.pipeline[rank], schedule, timeout_); });
+}
+
 std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {
   const auto is_same = [&](const auto& kept) {
     return kept->options == plan.options && kept->schedule == plan.schedule;
   };
   auto kept = std::ranges::find_if(renewed_, is_same);
-  if (kept == renewed_.end()) kept = renewed_.insert(kept, std::make_shared<const StepPlan>(plan));
+  if (kept == renewed_.end()) {
+    agree_on_messages(plan.schedule);
+    kept = renewed_.insert(renewed_.end(), std::make_shared<const StepPlan>(plan));
+  }
   if ((*kept)->largest != largest_ || (!plan.fixed.empty() && (*kept)->fixed != fixed_bytes())) {
     StepPlan now = plan;
     add_caps(now);

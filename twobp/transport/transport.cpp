@@ -29,6 +29,8 @@ std::string to_string(const Tag& tag) {
       return "a reading of the clock";
     case MessageKind::kExperts:
       return concat("tokens of experts, micro-batch ", tag.micro_batch, ", step ", tag.step);
+    case MessageKind::kOrder:
+      return "the order of the messages of a plan";
     case MessageKind::kPart:
     case MessageKind::kSum:
       return "a sum (a collective)";

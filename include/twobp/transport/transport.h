@@ -26,6 +26,7 @@ enum class MessageKind : uint8_t {
   kWeights,       // weights that a replica has updated: the index of the message; 0
   kClock,         // question or answer; the round
   kExperts,       // tokens for experts of another replica, or their results: the layer and exchange (step_loop.cpp)
+  kOrder,         // the messages of a plan, as their sender lists them: 0; 0
   // Collective operations of all ranks: 0; the operation's number (collectives.h, transport/processes.h).
   kPart,
   kSum,
@@ -77,8 +78,10 @@ class Transport {
   virtual void isend(int to, const Tag& tag, Values values) = 0;
 
   // Messages whose forms both ends know need no description: their tensors travel at once, into memory that waits for
-  // them. The receiver says that it expects the message, and the sender that it is expected. Returns whether the memory
-  // is there, allocated now or by an earlier call. A transport without such messages takes it as any other.
+  // them. The receiver says that it expects the message, and the sender that it is expected. The receiver lists what
+  // one rank sends in the order in which it is sent, also messages with a description, without forms: NCCL knows
+  // messages by their order alone, and over c10d one that does not come holds up those behind it. Returns whether the
+  // memory is there, allocated now or by an earlier call. A transport without such messages takes it as any other.
   virtual bool expect(int /*from*/, const Tag& /*tag*/, const Forms& /*forms*/) { return false; }
   virtual void isend_expected(int to, const Tag& tag, Values values) { isend(to, tag, std::move(values)); }
 
