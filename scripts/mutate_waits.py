@@ -31,11 +31,12 @@ GROUP = "twobp/transport/nccl/nccl_communicator.cpp"
 GPUS = "twobp/transport/nccl/gpu_world.cpp"
 LINES = [
     ("what another rank on the GPU sent is marked as used", DEVICE, "user.uses(value);  // belongs to another rank on this GPU", ""),
-    ("a copy from another GPU waits for its tensor", DEVICE, "copies_.wait(ready);", ""),
+    ("a copy from another GPU waits for its tensor", DEVICE, "copies.here.wait(ready);", ""),
+    ("a withheld sum holds no copies for computations up", DEVICE, "*user == *sums_ ? *to_sum_ : *to_compute_;", "*to_compute_;"),
     ("what is copied to another GPU is marked as used", DEVICE, "source.uses(value);", ""),
-    ("the user waits for the sender on its GPU", DEVICE, "user.wait(copied ? copies_.record() : ready);",
-     "user.wait(copied ? copies_.record() : DeviceEvent());"),
-    ("the user waits for a copy from another GPU", DEVICE, "user.wait(copied ? copies_.record() : ready);",
+    ("the user waits for the sender on its GPU", DEVICE, "user.wait(copied ? copies.here.record() : ready);",
+     "user.wait(copied ? copies.here.record() : DeviceEvent());"),
+    ("the user waits for a copy from another GPU", DEVICE, "user.wait(copied ? copies.here.record() : ready);",
      "user.wait(copied ? DeviceEvent() : ready);"),
     ("a graph waits for its inputs on other GPUs", GRAPH, "first.wait(inputs.device.compute().record());", ""),
     ("a recorded rank waits for the beginning", STEP, "parts_.device.compute().wait(begin);", "(void)begin;"),

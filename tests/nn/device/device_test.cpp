@@ -233,6 +233,38 @@ TEST(Device, OnlyTheCurrentStreamWaitsForAFetch) {
   EXPECT_TRUE(used) << "the sender's work is done";
 }
 
+// A sum waits for another replica, which may be late.
+TEST(Device, ASumThatIsWithheldHoldsNoFetchUp) {
+  const Device sender = stand_in_device(3);
+  const Device receiver = stand_in_device(4);
+  const auto tensor_of = [&](int number) {
+    const OnStream there(sender.compute());
+    return at::full({2}, number, at::TensorOptions(at::kFloat).device(sender.where()));
+  };
+  const at::Tensor part = tensor_of(1), activation = tensor_of(2);
+  const DeviceEvent made = sender.compute().record();
+  made.wait_on_host();
+  Gate gate;
+  gate.stand_in(sender.sums());
+  const DeviceEvent late = sender.sums().record();
+  Values summed, received;
+  {
+    const OnStream here(receiver.sums());
+    summed = receiver.fetch({part}, late);
+  }
+  const OnStream here(receiver.compute());
+  received = receiver.fetch({activation}, made);
+  std::atomic<bool> used = false;
+  put(receiver.compute(), [&] { used = true; });
+  test::let_run();
+  EXPECT_TRUE(used) << "the activation is there";
+  EXPECT_FALSE(receiver.sums().idle());
+  gate.open();
+  receiver.sums().wait_on_host();
+  EXPECT_EQ(received.at(0).cpu()[0].item<float>(), 2);
+  EXPECT_EQ(summed.at(0).cpu()[0].item<float>(), 1);
+}
+
 TEST(Device, CopiesBetweenGpus) {
   const auto* cuda = c10::impl::device_guard_impl_registry[static_cast<size_t>(at::kCUDA)].load();
   if (!cuda || cuda->deviceCount() < 2) GTEST_SKIP() << "needs two GPUs";

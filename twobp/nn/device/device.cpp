@@ -133,9 +133,9 @@ Device Device::open(at::DeviceType type, int index) {
   device.where_ = at::Device(type, static_cast<at::DeviceIndex>(index));
   // Others wait for transfers and sums, which need few multiprocessors, so these start first.
   device.compute_ = device.make_stream(false);
-  device.copies_ = device.make_stream(true);
   device.sums_ = device.make_stream(true);
-  device.sources_ = std::make_shared<Sources>();
+  device.to_compute_ = std::make_shared<Copies>(device.make_stream(true));
+  device.to_sum_ = std::make_shared<Copies>(device.make_stream(true));
   return device;
 }
 
@@ -156,19 +156,20 @@ void Device::prepare_libraries() const {
   at::mm(one, one);
 }
 
-DeviceStream Device::source_stream(at::Device source) const {
-  const std::lock_guard lock(sources_->mutex);
-  for (const auto& [device, stream] : sources_->streams) {
+DeviceStream Device::Copies::from(at::Device source) {
+  const std::lock_guard lock(mutex);
+  for (const auto& [device, stream] : sources) {
     if (device == source) return stream;
   }
   const DeviceStream stream(device_support(source.type()).make_stream(source, true));
-  sources_->streams.emplace_back(source, stream);
+  sources.emplace_back(source, stream);
   return stream;
 }
 
 Values Device::fetch(Values values, const DeviceEvent& ready) const {
   if (!asynchronous()) return values;
   const DeviceStream user = current();
+  Copies& copies = *user == *sums_ ? *to_sum_ : *to_compute_;
   bool copied = false;
   for (at::Tensor& value : values) {
     if (!value.defined() || value.device().type() != where_.type()) continue;
@@ -179,16 +180,16 @@ Values Device::fetch(Values values, const DeviceEvent& ready) const {
     // LibTorch copies on the source's current stream, behind the work of the target's current stream, which then waits
     // for the copy. With computing streams there, a copy would wait for all work that either has queued. Here, both
     // wait for `ready` alone.
-    const DeviceStream source = source_stream(value.device());
-    copies_.wait(ready);
+    const DeviceStream source = copies.from(value.device());
+    copies.here.wait(ready);
     source.uses(value);
     const OnStream there(source);
-    const OnStream here(copies_);
+    const OnStream here(copies.here);
     value = value.to(where_, /*non_blocking=*/true);
     user.uses(value);
     copied = true;
   }
-  user.wait(copied ? copies_.record() : ready);
+  user.wait(copied ? copies.here.record() : ready);
   return values;
 }
 

@@ -4,15 +4,16 @@
 //
 // A rank's work on a GPU runs in these streams. They wait for each other only through events:
 //   compute   F, I and W, in the order in which they are launched
-//   copies    transfers from other GPUs of this process
+//   copies    transfers from other GPUs of this process, apart for computations and for sums
 //   sums      sums of gradients over replicas: F, I and W do not wait for them
-// All have high priority.
+// All but `compute` have high priority.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Event.h>
@@ -120,7 +121,7 @@ class Device {
   // MiB, which would otherwise be booked on the layer that comes first.
   void prepare_libraries() const;
 
-  // Makes tensors of another GPU of this process available to `current()`. The stream `copies` copies them from peer to
+  // Makes tensors of another GPU of this process available to `current()`. A stream for copies copies them from peer to
   // peer once `ready`, an event recorded on the other GPU, has passed. The caller does not wait. Tensors that are
   // already on this device, or on the host, are returned unchanged, and `current()` waits for `ready`.
   Values fetch(Values values, const DeviceEvent& ready) const;
@@ -128,18 +129,20 @@ class Device {
  private:
   // Makes new streams on part `part` of the GPU.
   void move_to_part(std::shared_ptr<GpuParts> parts, int part);
-  // The stream on the other GPU that runs copies from it.
-  DeviceStream source_stream(at::Device source) const;
-
-  struct Sources {
+  // Streams of transfers for one purpose: a sum that waits for another replica holds no activations up.
+  struct Copies {
+    explicit Copies(DeviceStream here) : here(std::move(here)) {}
+    DeviceStream here;
     std::mutex mutex;
-    std::vector<std::pair<at::Device, DeviceStream>> streams;
+    std::vector<std::pair<at::Device, DeviceStream>> sources;  // on the other GPUs, which run copies from them
+
+    DeviceStream from(at::Device source);
   };
 
   at::Device where_ = at::kCPU;
   std::shared_ptr<GpuParts> parts_;  // the parts of the shared GPU; outlives the streams
-  DeviceStream compute_, copies_, sums_;
-  std::shared_ptr<Sources> sources_;
+  DeviceStream compute_, sums_;
+  std::shared_ptr<Copies> to_compute_, to_sum_;
 };
 
 }  // namespace twobp
