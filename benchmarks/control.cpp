@@ -1,5 +1,6 @@
-// Measures what the control of a step costs: processes that meet at a store exchange the norm and the end of steps, and
-// compute nothing. Prints CPU time a process and step, and the requests at the store.
+// Measures what the control of a run costs. Processes meet at a store, each makes the trainer of one rank, and then
+// they exchange the norm and the end of steps, and compute nothing. Prints the requests at the store, and CPU time a
+// process and step.
 //
 //   build/release/benchmarks/control 48
 #include <algorithm>
@@ -13,9 +14,11 @@
 #include <ATen/Parallel.h>
 
 #include "tests/free_port.h"
+#include "tests/model_options.h"
 #include "twobp/core/check.h"
 #include "twobp/core/measure.h"
 #include "twobp/pipeline/report_exchange.h"
+#include "twobp/train/trainer.h"
 #include "twobp/transport/collectives.h"
 #include "twobp/transport/start.h"
 #include "twobp/transport/store/store_connection.h"
@@ -34,6 +37,25 @@ double cpu_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
+Config config_for(int ranks) {
+  Config config;
+  DecoderOptions& model = test::llama_of(config);
+  model.dim = model.hidden = 8;
+  model.heads = model.kv_heads = 1;
+  model.vocab = 32;
+  model.layers = (ranks + 1) / 2;  // of two parts each
+  config.data.synthetic = "tokens";
+  config.data.sequence = 8;
+  config.data.held_out = 0;
+  config.pipeline.ranks = ranks;
+  config.pipeline.stages = 0;
+  config.pipeline.micro_batches = 2;
+  config.pipeline.pin = false;
+  config.pipeline.timeout = kTimeout;
+  config.train.steps = 2;
+  return config;
+}
+
 void step(const World& world, int rank) {
   const at::Tensor squares = at::ones({kWeights}, at::kDouble);
   sum_on_the_way(*world.run[rank], squares, kTimeout, WaitCause::kNorm);
@@ -49,29 +71,33 @@ void run(int port, int rank, int processes) {
   place.rank = rank;
   place.size = processes;
   const auto connection = std::make_shared<StoreConnection>(place, kTimeout);
-  const World world = make_process_world(make_store_transport(connection), 1, processes);
+  Trainer trainer(config_for(processes), make_process_world(make_store_transport(connection), 1, processes));
+  const auto at_start = static_cast<double>(connection->requests());
+  const World& world = trainer.world();
   for (int warm = 0; warm < 10; ++warm) step(world, rank);
   const int64_t requests = connection->requests();
   const double cpu = cpu_seconds();
   const double begin = now_seconds();
   for (int i = 0; i < kSteps; ++i) step(world, rank);
   const at::Tensor own = at::tensor({(cpu_seconds() - cpu) / kSteps, (now_seconds() - begin) / kSteps,
-                                     static_cast<double>(connection->requests() - requests) / kSteps},
+                                     static_cast<double>(connection->requests() - requests) / kSteps, at_start},
                                     at::kDouble);
   const std::vector<Values> all = gather(*world.processes, {own}, 0, kTimeout);
   if (rank > 0) return;
   const auto number = [](const Values& of, int i) { return of.at(0)[i].item<double>(); };
-  double others = 0, most = 0, requests_of_all = number(all[0], 2);
+  double others = 0, most = 0, requests_of_all = number(all[0], 2), at_start_of_all = number(all[0], 3);
   for (size_t process = 1; process < all.size(); ++process) {
     others += number(all[process], 0) / static_cast<double>(all.size() - 1);
     most = std::max(most, number(all[process], 0));
     requests_of_all += number(all[process], 2);
+    at_start_of_all += number(all[process], 3);
   }
   std::printf(
-      "%d processes: a step's control takes %.3f ms of CPU a process (at most %.3f; the one with the store "
+      "%d processes: the start takes %.1f requests a process; a step's control takes %.3f ms of CPU a process (at most "
+      "%.3f; the one with the store "
       "%.3f), %.1f requests a process, %.1f ms in all\n",
-      processes, 1e3 * others, 1e3 * most, 1e3 * number(all[0], 0), requests_of_all / processes,
-      1e3 * number(all[0], 1));
+      processes, at_start_of_all / processes, 1e3 * others, 1e3 * most, 1e3 * number(all[0], 0),
+      requests_of_all / processes, 1e3 * number(all[0], 1));
 }
 
 }  // namespace

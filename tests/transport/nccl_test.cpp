@@ -602,17 +602,25 @@ TEST_F(Nccl, MakesAWorld) {
                {"2 x 2 = 4 ranks", "3 processes were started"});
 }
 
-// However long the pipeline is: a rank has two links with the rank before, and two with the rank after.
+// However long the pipeline is: a rank has two links with the rank before, and two with the rank after. However many
+// replicas there are: it has one communicator with them.
 TEST_F(Nccl, ConnectsNeighboursAlone) {
-  constexpr int kRanks = 8;
-  std::vector<int> rank_of_stage;
-  for (int rank = 0; rank < kRanks; ++rank) rank_of_stage.push_back(rank);
-  auto hosts = make_in_process_transports(kRanks, 0);
-  test::run_on_threads(kRanks, [&](int rank) {
-    const World world = make_nccl_world(Ends(1, [&](int) { return std::move(hosts[rank]); }), stand_in_nccl(),
-                                        {stand_in_device(rank)}, 1, kRanks, rank_of_stage);
-  });
-  EXPECT_EQ(stand_in_nccl_state().ends, 4 * kRanks);
+  for (const auto& [replicas, ranks] : {std::pair(1, 8), std::pair(4, 32), std::pair(8, 64)}) {
+    stand_in_nccl_state().ends = 0;
+    const int all = replicas * ranks;
+    std::vector<int> rank_of_stage(ranks);
+    std::iota(rank_of_stage.begin(), rank_of_stage.end(), 0);
+    NcclOptions options;
+    options.group_sums = true;
+    options.tensors = at::kCPU;
+    auto hosts = make_in_process_transports(all, 0);
+    test::run_on_threads(all, [&](int rank) {
+      const World world =
+          make_nccl_world(Ends(1, [&](int) { return std::move(hosts[rank]); }), stand_in_nccl(),
+                          {stand_in_device(rank % test::kStandInDevices)}, replicas, ranks, rank_of_stage, options);
+    });
+    EXPECT_EQ(stand_in_nccl_state().ends, all * (4 + (replicas > 1 ? 1 : 0)));
+  }
 }
 
 // Runs ranks that sum together, on their devices.

@@ -59,7 +59,8 @@ std::string shown(const std::string& value) {
 }  // namespace
 
 Facts facts_of_program(const Config& config) {
-  Facts facts = {{"program", concat("twobp ", TWOBP_VERSION, ", checksum ", program_checksum())},
+  static const std::string program = program_checksum();
+  Facts facts = {{"program", concat("twobp ", TWOBP_VERSION, ", checksum ", program)},
                  {"LibTorch", TORCH_VERSION},
                  {"CPU kernels", kernels_in_use(config.pipeline.device)}};
   for_each_key(config, [&facts](const std::string& name, const Key& key, void* values) {
