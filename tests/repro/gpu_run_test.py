@@ -148,6 +148,14 @@ class Rehearsal(Run):
                          {(4, "one by one"), (4, "graph"), (1, "one by one"), (1, "graph")})
         self.assertIn("gpu_parts=true", (self.folder / "out/one_gpu.log").read_text())
 
+    def test_several_gpus(self):
+        code, text, results = self.run_script("several", "--rehearse")
+        self.assertEqual(code, 0, text + "".join(log.read_text()[-1000:] for log in (self.folder / "out").glob("*.log")))
+        parts = {f"several_{name}": name for name in script.SEVERAL}
+        self.assertEqual({parts[name] for name, state in results.items() if state["state"] == "left out"}, {"memory", "hop"})
+        self.assertEqual({parts[name] for name, state in results.items() if state["state"] == "passed"},
+                         {"bits", "killed", "frozen", "schedules", "steps"})
+
     def test_filters_select_tests(self):
         for program, tests in [*script.PROGRAMS, *script.SANITIZED.values()]:
             for part in tests.split(":"):
