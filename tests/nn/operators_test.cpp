@@ -10,6 +10,7 @@
 #include "tests/nn/device/stand_in_device.h"
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/kernels/products/rows.h"
+#include "twobp/nn/kernels/rows/row_operations.h"
 #include "twobp/nn/kernels/scan/scan_operators.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/dropout.h"
@@ -38,6 +39,28 @@ TEST(Operators, DrawTheMasksOfTheKernels) {
     EXPECT_TRUE(same_bits(actual, expected)) << cols;
     EXPECT_GT(expected.eq(0).sum().item<int64_t>(), cols < 1000 ? -1 : 1000) << cols;
   }
+}
+
+// A copy in float32 of all logits would take 64 MiB.
+TEST(Operators, CapLogitsABlockOfRowsAtATime) {
+  const at::Tensor x = random({64, 1 << 18}, 1, at::kFloat).mul_(3).to(at::kBFloat16);
+  const at::Tensor labels = at::arange(64, at::kLong).mul_(4000);
+  labels[5] = -100;
+  at::Tensor expected = x.clone();
+  const double loss = cross_entropy(expected, labels, -100, 0.5, true, 2).item<double>();
+  const OperatorsEverywhere operators;
+  for (const bool gradient : {true, false}) {
+    at::Tensor actual = x.clone();
+    const LiveBytes bytes;
+    EXPECT_NEAR(cross_entropy(actual, labels, -100, 0.5, gradient, 2).item<double>(), loss, 1e-6 * loss);
+    EXPECT_LT(bytes.peak(), int64_t{6 * 32} << 20);
+    if (gradient) EXPECT_TRUE(at::allclose(actual.to(at::kFloat), expected.to(at::kFloat), 1.6e-2, 1e-7));
+  }
+  at::Tensor capped = x.clone();
+  const LiveBytes bytes;
+  soft_cap(capped, 2);
+  EXPECT_LT(bytes.peak(), int64_t{4 * 32} << 20);
+  EXPECT_TRUE(at::allclose(capped, x.div(2).tanh().mul(2), 2e-2, 1e-3));
 }
 
 // Uses blocks of 128 and 5 queries.

@@ -200,6 +200,28 @@ void rope(at::Tensor& packed, const at::Tensor& cos, const at::Tensor& sin, cons
 
 namespace {
 
+// Operators compute a cap on a block of rows at a time, because each of their several copies is float32.
+constexpr int64_t kCapBlockBytes = 32 << 20;
+
+template <typename Visit>
+void for_blocks(int64_t rows, int64_t cols, const Visit& visit) {
+  const int64_t most = std::max<int64_t>(1, kCapBlockBytes / (cols * int64_t{sizeof(float)}));
+  for (int64_t first = 0; first < rows; first += most) visit(first, std::min(most, rows - first));
+}
+
+at::Tensor capped_cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t ignore, const LossFactor& scale,
+                                bool gradient, double cap) {
+  const at::Tensor all = logits.view({-1, logits.size(-1)});
+  at::Tensor loss = at::zeros({}, logits.options().dtype(at::kDouble));
+  for_blocks(all.size(0), all.size(1), [&](int64_t first, int64_t count) {
+    at::Tensor rows = all.narrow(0, first, count);
+    const at::Tensor slope = operators::soft_cap(rows, cap);
+    loss += operators::cross_entropy(rows, labels.narrow(0, first, count), ignore, scale, gradient);
+    if (gradient) rows.mul_(slope);
+  });
+  return loss;
+}
+
 void check_labels(const at::Tensor& labels, int64_t classes, int64_t ignore) {
   const int64_t* target = labels.const_data_ptr<int64_t>();
   for (int64_t r = 0; r < labels.numel(); ++r) {
@@ -211,11 +233,15 @@ void check_labels(const at::Tensor& labels, int64_t classes, int64_t ignore) {
 }  // namespace
 
 void soft_cap(at::Tensor& logits, double cap) {
+  const int64_t cols = logits.size(-1);
   if (by_operators(logits)) {
-    operators::soft_cap(logits, cap);
+    const at::Tensor all = logits.view({-1, cols});
+    for_blocks(all.size(0), cols, [&](int64_t first, int64_t count) {
+      at::Tensor rows = all.narrow(0, first, count);
+      operators::soft_cap(rows, cap);
+    });
     return;
   }
-  const int64_t cols = logits.size(-1);
   dispatch_float(logits.scalar_type(), "CrossEntropy", [&](auto zero) {
     using S = decltype(zero);
     using T = Compute<S>;
@@ -235,11 +261,9 @@ at::Tensor cross_entropy(at::Tensor& logits, const at::Tensor& labels, int64_t i
   const int64_t rows = labels.numel();
   if (labels.is_cpu()) check_labels(labels, cols, ignore);
   if (by_operators(logits)) {
-    const at::Tensor slope = cap > 0 ? operators::soft_cap(logits, cap) : at::Tensor();
-    at::Tensor loss =
-        operators::cross_entropy(logits, on_device(labels.view({-1}), logits.device()), ignore, scale, gradient);
-    if (slope.defined() && gradient) logits.mul_(slope);
-    return loss;
+    const at::Tensor targets = on_device(labels.view({-1}), logits.device());
+    return cap > 0 ? capped_cross_entropy(logits, targets, ignore, scale, gradient, cap)
+                   : operators::cross_entropy(logits, targets, ignore, scale, gradient);
   }
   const double factor = scale.number();
   at::Tensor losses = at::empty({rows}, at::TensorOptions().dtype(at::kDouble));
