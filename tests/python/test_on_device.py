@@ -129,3 +129,24 @@ def test_kernels_that_cuda_loads_late_are_refused(monkeypatch):
     with pytest.raises(twobp.Error, match="CUDA_MODULE_LOADING=EAGER"):
         twobp.processes.check_loading("cuda")
     twobp.processes.check_loading("cpu")
+
+
+def test_a_transformers_trainer_keeps_to_the_cpu_itself(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from twobp.transformers import Trainer
+
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    texts = [{"input_ids": row, "labels": row.clone()} for row in torch.arange(8 * 6).view(8, 6) % 32]
+    losses = []
+    for device, given in ((STAND_IN, {}), ("cpu", {"use_cpu": True})):
+        torch.manual_seed(1)
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+        arguments = transformers.TrainingArguments(str(tmp_path), report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1, max_steps=3,
+                                                   per_device_train_batch_size=2, gradient_accumulation_steps=2, **given)
+        if not given:
+            arguments.__dict__["_setup_devices"] = torch.device("cuda", 0)  # as on a machine with a GPU
+        trainer = Trainer(model, arguments, train_dataset=texts, ranks=2, device=device)
+        assert trainer.args.device.type == "cpu" and trainer.args.use_cpu
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == losses[1] and len(losses[0]) == 3

@@ -24,7 +24,7 @@ from twobp.capture.state.fingerprint import walk_over
 from twobp.losses.module import TAKEN, LossModule
 from twobp.losses.script import STEP, Plan, Script
 from twobp.trainer import SECTIONS, by_section
-from twobp.transformers.arguments import check_arguments, without_effect
+from twobp.transformers.arguments import check_arguments, keep_to_cpu, without_effect
 from twobp.transformers.evaluation import Ahead, Evaluation, Upcoming
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
 from twobp.transformers.overrides import check_overrides, is_overridden
@@ -583,6 +583,8 @@ def prepared(args: transformers.TrainingArguments | None, settings: dict) -> tra
     if args is not None and not isinstance(args, transformers.TrainingArguments):
         raise Error(f"args is {checks.shown(args)}, but must be TrainingArguments")
     args = copy.copy(transformers.TrainingArguments("tmp_trainer") if args is None else args)
+    if settings.get("device", "cpu") != "cpu":
+        keep_to_cpu(args)
     check_arguments(args)
     without_effect(args, settings.get("device"))
     if args.activation_checkpointing or args.gradient_checkpointing:

@@ -99,13 +99,20 @@ def without_effect(args: transformers.TrainingArguments, device: object = None) 
             os.environ.pop(name, None)
 
 
+def keep_to_cpu(args: transformers.TrainingArguments) -> None:
+    """With ranks on GPUs, the model and the batches stay on the CPU all the same. Several processes have to say so
+    themselves, because transformers has connected them by then."""
+    if not args.use_cpu and not torch.distributed.is_initialized():
+        args.use_cpu = True
+        vars(args).pop("_setup_devices", None)  # transformers has chosen a GPU
+
+
 def check_arguments(args: transformers.TrainingArguments) -> None:
     """Raises Error for the first argument that cannot be honoured."""
     if args.device.type != "cpu":
         raise Error(
             "TrainingArguments.use_cpu is False, but the model and the batches stay on the CPU: set it to True. For "
-            "ranks on GPUs, give the trainer "
-            'device="cuda"'
+            'ranks on GPUs, give the trainer device="cuda"'
         )
     if not args.use_cpu and torch.distributed.is_initialized():
         raise Error(
