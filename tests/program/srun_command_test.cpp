@@ -27,8 +27,9 @@ class SrunCommand : public ::testing::Test {
   std::string config() const { return folder_.write("config.json", content_.dump()); }
 
   // Runs two tasks. `mpi` is as for srun's --mpi.
-  static Finished srun(const std::string& mpi, const std::vector<std::string>& arguments, RunOptions options = {}) {
-    std::vector<std::string> all = {"--mpi=" + mpi, "--job-name=twobp_test", "-n", "2", TWOBP_PROGRAM};
+  static Finished srun(const std::string& mpi, const std::vector<std::string>& arguments, RunOptions options = {},
+                       const std::string& program = TWOBP_PROGRAM) {
+    std::vector<std::string> all = {"--mpi=" + mpi, "--job-name=twobp_test", "-n", "2", program};
     all.insert(all.end(), arguments.begin(), arguments.end());
     options.program = "srun";
     options.timeout = 120;
@@ -126,6 +127,42 @@ TEST_F(SrunCommand, ATaskThatFailsEndsAll) {
   EXPECT_NE(result.exit_code, 0);
   EXPECT_LT(result.seconds, 30);
   EXPECT_NE(result.err.find("rank 1, step 3"), std::string::npos) << result.err;
+}
+
+TEST_F(SrunCommand, AKilledTaskEndsAll) {
+  ::setenv("TWOBP_FAIL", "I:step=3:rank=1:kill=1", 1);
+  content_["pipeline"]["timeout"] = 10;
+  const Finished result = srun("pmix", {"train", config()});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_LT(result.seconds, 60);
+  EXPECT_NE(result.err.find("task 1: Killed"), std::string::npos) << result.err;
+}
+
+// Its processes meet at an address that the first one gives.
+TEST_F(SrunCommand, ThePackageHasTheNumbersOfOneProcess) {
+  const char* python = std::getenv("TWOBP_PYTHON");
+  const std::string interpreter = python == nullptr ? "python3" : python;
+  if (std::system((interpreter + " -c 'import torch' > /dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << interpreter << " has no PyTorch";
+  ::setenv("PYTHONPATH", TWOBP_PACKAGE, 1);
+  const std::string script = folder_.write("train.py", R"(
+import torch, twobp
+processes = twobp.init_process_group()
+batch = {name: torch.randn(8, 8, generator=torch.Generator().manual_seed(1)) for name in ("input", "target")}
+example = {name: tensor[:2] for name, tensor in batch.items()}
+trainer = twobp.Trainer(model={"type": "mlp", "dim": 8, "layers": 4}, example=example, ranks=2, micro_batches=4, pin=False)
+losses = [trainer.step(batch).loss for _ in range(3)]
+if processes == 1 or torch.distributed.get_rank() == 0:
+    print(processes, *losses)
+)");
+  RunOptions options;
+  options.program = interpreter;
+  const Finished alone = test::run_program({script}, options);
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  const Finished many = srun("none", {script}, {}, interpreter);
+  ASSERT_EQ(many.exit_code, 0) << many.err;
+  ASSERT_EQ(alone.out.substr(0, 2), "1 ");
+  EXPECT_EQ(many.out, "2 " + alone.out.substr(2));
 }
 
 TEST_F(SrunCommand, SaysWhichOptionIsMissing) {
