@@ -34,9 +34,9 @@ using nlohmann::json;
 struct BenchOptions {
   std::string config;
   std::vector<std::string> overrides;
-  std::vector<std::string> schedules = {"1f1b"};
+  std::vector<std::string> schedules;  // empty: as configured
   std::vector<std::string> ways;
-  std::vector<std::string> policies = {"off", "end", "fill"};
+  std::vector<std::string> policies;  // empty: kPolicies
   std::vector<std::string> batchings;
   std::vector<std::string> caps;
   std::vector<std::string> precisions;
@@ -48,6 +48,8 @@ struct BenchOptions {
   std::string json_file;
   std::string kernels_folder;
 };
+
+const std::vector<std::string> kPolicies = {"off", "end", "fill"};
 
 // Simulates the step with its measured F, I, W and optimizer times.
 Simulation predict(const BenchRow& row, const StepPlan& plan, const StepReport& report) {
@@ -118,7 +120,8 @@ std::vector<BenchRow> make_rows(const BenchOptions& options, const Config& given
       if (searched || own) {
         policies = {own.value_or(P2Policy::kFill)};
       } else {
-        for (const std::string& name : options.policies) policies.push_back(parse_policy(name));
+        for (const std::string& name : options.policies.empty() ? kPolicies : options.policies)
+          policies.push_back(parse_policy(name));
       }
       for (const P2Policy policy : policies) {
         if (!searched && policy == P2Policy::kPlaced && !source.places_p2()) continue;
@@ -215,7 +218,16 @@ void add_way(const std::string& way, const BenchOptions& options, std::vector<st
   for (BenchRow& row : make_rows(own, config, *trainers.back())) rows.push_back(std::move(row));
 }
 
-int bench(const BenchOptions& options) {
+// Of the rows' own policies, --p2 would be ignored.
+void check_policies(const BenchOptions& options) {
+  const bool own = !options.ways.empty() || std::ranges::all_of(options.schedules, [](const std::string& asked) {
+    return asked == kAutoSchedule || AskedSchedule(asked).policy;
+  });
+  TWOBP_CHECK(options.policies.empty() || !own, "--p2 has no effect: ",
+              options.ways.empty() ? "each of the schedules has its own p2 policy" : "--ways have their own p2 policy");
+}
+
+int bench(BenchOptions options) {
   check_alone("bench", find_launcher());
   if (!options.kernels_folder.empty()) {
     std::error_code error;
@@ -228,6 +240,8 @@ int bench(const BenchOptions& options) {
     overrides.push_back(concat("pipeline.micro_batches=", most));
   }
   const Config config = load_config(options.config, overrides);
+  if (options.schedules.empty()) options.schedules = {config.pipeline.schedule};
+  check_policies(options);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<BenchRow> rows;
   // Each precision is measured with each recomputation.
@@ -293,18 +307,18 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       command
           ->add_option("--schedules", options->schedules,
                        "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
-                       "NAME@POLICY runs only that p2 policy")
-          ->delimiter(',')
-          ->capture_default_str();
+                       "NAME@POLICY runs only that p2 policy (default: as configured)")
+          ->delimiter(',');
   command
       ->add_option("--ways", options->ways,
                    "Instead of --schedules: rows with their own settings, separated by spaces: "
                    "\"pipeline.schedule=zb-v pipeline.p2=fill\" \"pipeline.split=[3,5]\"")
       ->excludes(schedules);
   command
-      ->add_option("--p2", options->policies, "off, end, cooldown, fill, placed (placed: only schedules that place W)")
-      ->delimiter(',')
-      ->capture_default_str();
+      ->add_option("--p2", options->policies,
+                   "off, end, cooldown, fill, placed (placed: only schedules that place W) (default: " +
+                       join(kPolicies, ",") + ")")
+      ->delimiter(',');
   command->add_option("--p2-batching", options->batchings, "loop, concat (default: as configured)")->delimiter(',');
   command
       ->add_option("--memory-cap", options->caps,

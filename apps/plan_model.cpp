@@ -262,11 +262,10 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
                        const PlanOptions& options, const std::optional<Config>& config) {
   TrainingSettings settings(options);
   // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks
-  // and stages. The text form has no slices: with slices, training searches again.
-  const bool again = choice.found && choice.slices > 1;
+  // and stages. Without the file, training searches again; so it does with slices, which the text form has not.
+  const bool again = choice.found && (choice.slices > 1 || options.csv.empty());
   const bool file = (choice.found && !again) || choice.schedule.written() != nullptr;
-  const std::string found = options.csv.empty() ? "FILE.csv" : options.csv;
-  settings.set("schedule", choice.found && !again ? found : choice.schedule.name());
+  settings.set("schedule", choice.found && !again ? options.csv : choice.schedule.name());
   if (!again) settings.set("p2", policy_name(choice.policy));
   settings.set("ranks", file ? 0 : choice.ranks);
   // Training makes stages of frozen layers, and their split, by itself.
@@ -280,7 +279,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   settings.set("memory_cap", cap_of(choice, model, request.memory));
   std::string command = concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
   for (const std::string& setting : settings.all()) command += " " + quoted(setting);
-  if (choice.found && !again && options.csv.empty()) command += "\n(--csv FILE.csv here writes its schedule)";
+  if (again && choice.slices == 1) command += "\nwhich searches again; with --csv FILE, plan writes the found schedule";
   return command;
 }
 

@@ -111,16 +111,15 @@ class TwoHosts:
     def __init__(self, delay=0.0, mbit=0.0, loss=0.0, seed=1):
         self.shape = (delay, mbit, loss, seed)
         self.names = [f"twobp{os.getpid()}{letter}" for letter in "ab"]
+        self.devices = [f"tw{os.getpid()}{letter}" for letter in "ab"]
         self.ends = []
 
     def __enter__(self):
         try:
-            for number, name in enumerate(self.names):
+            for name in self.names:
                 ip("netns", "add", name)
-                end = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
-                device = f"tw{os.getpid()}{'ab'[number]}"
-                fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", device.encode(), IFF_TUN | IFF_NO_PI))
-                self.ends.append(end)
+            self.add_devices()
+            for number, (name, device) in enumerate(zip(self.names, self.devices)):
                 ip("link", "set", device, "netns", name)
                 ip("link", "set", "lo", "up", host=name)
                 ip("link", "set", device, "mtu", str(MTU), "txqueuelen", "1000", host=name)
@@ -129,8 +128,7 @@ class TwoHosts:
                 # TCP gives up a silent peer after seconds instead of a quarter of an hour. mpirun itself waits until
                 # then for its other half.
                 subprocess.run(["ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=3"], check=True)
-            self.link = Link(self.ends, *self.shape)
-            self.link.start()
+            self.shape_link()
             self.folder = tempfile.TemporaryDirectory(prefix="twobp-hosts-")
             self.agent = os.path.join(self.folder.name, "on_host")
             with open(self.agent, "w") as script:
@@ -141,6 +139,16 @@ class TwoHosts:
             self.__exit__()
             raise
         return self
+
+    def add_devices(self):
+        for device in self.devices:
+            end = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+            fcntl.ioctl(end, TUNSETIFF, struct.pack("16sH", device.encode(), IFF_TUN | IFF_NO_PI))
+            self.ends.append(end)
+
+    def shape_link(self):
+        self.link = Link(self.ends, *self.shape)
+        self.link.start()
 
     def __exit__(self, *_):
         if hasattr(self, "link"):
@@ -168,6 +176,20 @@ class TwoHosts:
 
     def mend(self):
         self.link.up = True
+
+
+class HostsOfOneKernel(TwoHosts):
+    """The kernel itself passes the packets, at the bandwidth of its token bucket filter, so that the link takes no processor time. It has no
+    delay and loses nothing."""
+
+    def add_devices(self):
+        ip("link", "add", self.devices[0], "type", "veth", "peer", "name", self.devices[1])
+
+    def shape_link(self):
+        _, mbit, _, _ = self.shape
+        for name, device in zip(self.names, self.devices) if mbit else ():
+            subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{mbit}mbit",
+                            "burst", "1mb", "latency", "200ms"], check=True)
 
 
 def main():

@@ -422,9 +422,6 @@ TEST(ConfigErrors, RefuseAdaptersThatPeftWouldNotUse) {
   test::expect_error([&] { saved("o_proj,shared_experts.down_proj"); }, {"shared_experts.down_proj", "PEFT", "merged"});
   test::expect_error([&] { saved("0.mlp.up_proj"); }, {"0.mlp.up_proj", "PEFT", "merged"});
   EXPECT_NO_THROW(saved("o_proj,mlp.experts.down_proj,experts.gate_up_proj"));
-  refuse({"model.type=mixtral", "pipeline.data_parallel=2", "pipeline.experts=2", "model.lora=2", "model.adapter=here",
-          "model.lora_targets=experts.down_proj"},
-         {"pipeline.experts is 2", "model.adapter of experts", "merge_and_unload"});
 }
 
 TEST(ConfigErrors, RefuseBadRopeScaling) {

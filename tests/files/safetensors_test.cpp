@@ -104,7 +104,7 @@ TEST_F(Safetensors, WritesAlignedData) {
 
 TEST_F(Safetensors, ConvertsWhileWriting) {
   const at::Tensor values = at::tensor({1.0F, 1.0F / 3, 1e-9F, 70000.0F});
-  write_safetensors(folder_.path("a"), {{"x", values}}, {}, at::kBFloat16);
+  write_safetensors(folder_.path("a"), {{"x", values}}, {}, {at::kBFloat16});
   EXPECT_TRUE(same_bits(SafetensorsFile(folder_.path("a")).tensor("x"), values.to(at::kBFloat16)));
 }
 

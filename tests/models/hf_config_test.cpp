@@ -493,7 +493,9 @@ TEST_F(HfConfig, LetsTheUserSetKeysThatDoNotShapeWeights) {
   }
   std::vector<std::string> expected;
   for (const DecoderFamily& family : decoder_families()) {
-    if (has_option(family, "dropout")) expected.push_back(family.name + ".dropout");
+    for (const std::string key : {"balance_rate", "dropout"}) {
+      if (has_option(family, key)) expected.push_back(family.name + "." + key);
+    }
     for (const char* key : {".attention_dropout", ".init_std"}) expected.push_back(family.name + key);
   }
   for (const char* key :

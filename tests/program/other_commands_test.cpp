@@ -49,6 +49,14 @@ TEST(Bench, RowsHaveAllKeys) {
   EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
 }
 
+TEST(Bench, TakesTheConfiguredSchedule) {
+  const TempFolder folder;
+  const std::string report = folder.path("rows.json");
+  expect_success({"bench", folder.write("config.json", test::tiny_config().dump()), "--set", "pipeline.schedule=gpipe",
+                  "--p2", "off", "--repeat", "1", "--steps", "1", "--json", report});
+  EXPECT_EQ(json::parse(read_file(report)).at("rows").at(0).at("schedule"), "gpipe");
+}
+
 // Training leaves out a batch without a counted label.
 TEST(Bench, LeavesOutABatchWithoutACountedLabel) {
   const TempFolder folder;
@@ -207,6 +215,9 @@ TEST(Bench, RefusesBadSettings) {
   const std::string config = folder.write("config.json", test::tiny_config().dump());
   test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
   test::expect_one_message({"bench", config, "--p2", "ofd"}, {"ofd", "off"});
+  test::expect_one_message({"bench", config, "--schedules", "auto,gpipe@end", "--p2", "off"},
+                           {"--p2 has no effect", "its own p2 policy"});
+  test::expect_one_message({"bench", config, "--ways", "pipeline.p2=off", "--p2", "fill"}, {"--p2", "--ways"});
   test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
   test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "'all'"});
   test::expect_one_message({"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},

@@ -108,8 +108,14 @@ TEST_F(PlanModel, CommandAgreesWithTheTable) {
   const std::string file = folder_.path("plan.json");
   const std::string picture = folder_.path("best.svg");
   const std::string csv = folder_.path("best.csv");
-  const auto run = expect_success({"plan", config_, "--set", "train.seed=7", "--costs", costs(), "--micro-batches", "4",
-                                   "--recompute", "none", "--search", "--json", file, "--svg", picture, "--csv", csv});
+  const std::vector<std::string> given = {"plan",     config_,           "--set", "train.seed=7", "--costs",
+                                          costs(),    "--micro-batches", "4",     "--recompute",  "none",
+                                          "--search", "--json",          file};
+  const auto with = [&](std::vector<std::string> all, const std::vector<std::string>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const auto run = expect_success(with(given, {"--svg", picture, "--csv", csv}));
   EXPECT_EQ(read_file(picture).rfind("<svg ", 0), 0U);
   const json best = json::parse(read_file(file)).at("choices").at(0);
   std::vector<std::string> arguments = command_in(run.out, config_);
@@ -119,6 +125,10 @@ TEST_F(PlanModel, CommandAgreesWithTheTable) {
   EXPECT_EQ(config.at("train").at("seed"), 7);
   EXPECT_EQ(config.at("pipeline").at("p2"), best.at("p2"));
   EXPECT_EQ(config.at("pipeline").at("schedule"), best.at("schedule") == "auto" ? json(csv) : best.at("schedule"));
+  // Without the file, training searches again.
+  const std::vector<std::string> again = command_in(expect_success(given).out, config_);
+  EXPECT_EQ(json::parse(expect_success(with(again, {"--print-config"})).out).at("pipeline").at("schedule"),
+            best.at("schedule"));
 }
 
 TEST_F(PlanModel, TakesFilesAndPolicies) {

@@ -35,7 +35,7 @@ inline Config family_config(const DecoderFamily& family, int stages = 1, const s
                                       {"attention_scale", "0.4"}, {"balance_loss", "0.1"}, {"expert_groups", "4"},
                                       {"chosen_groups", "2"},     {"routed_scale", "1.5"}, {"nope_dim", "5"},
                                       {"rope_dim", "4"},          {"value_dim", "6"},      {"q_rank", "7"},
-                                      {"kv_rank", "9"},           {"pad_token", "3"}}) {
+                                      {"kv_rank", "9"},           {"pad_token", "3"},      {"balance_rate", "0.01"}}) {
     const bool one_window = std::string(option) == "windows" && family.windows == WindowsInFile::kEvery;
     if (has_option(family, option)) keys.push_back(concat("model.", option, "=", one_window ? "5" : value));
   }

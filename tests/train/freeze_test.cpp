@@ -193,6 +193,9 @@ TEST(LoraTraining, RefusesTargetsThatDoNotExist) {
   Config config = lora_config();
   config.model.lora_targets = {"q_proj", "v_porj"};
   test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "v_porj", "v_proj"});
+  config.model.lora_targets = {"experts.down_proj"};
+  test::expect_error([&] { Trainer trainer(config); },
+                     {"model.lora_targets", "experts.down_proj is a tensor of experts", "has none", "down_proj"});
   config.model.lora_targets = {"embed_tokens"};
   test::expect_error([&] { Trainer trainer(config); }, {"model.lora_targets", "embed_tokens takes no adapter"});
   test::llama_of(config).tied = true;

@@ -281,10 +281,14 @@ TEST_P(Transformers, LoadsTheSavedModel) {
     save("saved", {});
     trainer.step();
     save("saved-trained", {.max_shard_bytes = 9000});
-    if (family() != "llama") continue;
+    const bool corrected = name == "deepseek_v3";
+    if (family() != "llama" && !corrected) continue;
     EXPECT_TRUE(fs::exists(path(name + "/saved-trained/model.safetensors.index.json")));
     save("saved-bf16", {.dtype = "bfloat16"});
-    for (auto& [part, value] : expected[name + "/saved-bf16"]) value = value.to(at::kBFloat16);
+    for (auto& [part, value] : expected[name + "/saved-bf16"]) {
+      if (!part.ends_with("e_score_correction_bias")) value = value.to(at::kBFloat16);
+    }
+    if (corrected) continue;
     expected[name + "/saved-together"] = expected[name + "/saved-trained"];
     run_worlds(make_in_process_ranks(1, 2, 0), [&](World world) {
       const Processes processes(*world.processes, 60);

@@ -202,15 +202,22 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
   return dtype == at::kBool ? out.ne(0) : out;
 }
 
+at::ScalarType StoredTypes::of(const std::string& name, const at::Tensor& tensor) const {
+  const at::ScalarType own = tensor.scalar_type();
+  if (!floats || !at::isFloatingType(own)) return own;
+  return in_float32.contains(name) ? at::kFloat : *floats;
+}
+
+int64_t StoredTypes::bytes_of(const std::string& name, const at::Tensor& tensor) const {
+  return tensor.numel() * static_cast<int64_t>(c10::elementSize(of(name, tensor)));
+}
+
 void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
-                       std::optional<at::ScalarType> dtype) {
+                       const StoredTypes& types) {
   // Large elements come first, so that every tensor is aligned.
   std::vector<size_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto stored = [&](size_t i) {
-    const at::ScalarType own = tensors[i].second.scalar_type();
-    return at::isFloatingType(own) ? dtype.value_or(own) : own;  // integers are not converted
-  };
+  const auto stored = [&](size_t i) { return types.of(tensors[i].first, tensors[i].second); };
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return c10::elementSize(stored(a)) > c10::elementSize(stored(b)); });
 
@@ -220,7 +227,7 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::ma
   for (const size_t i : order) {
     const auto& [name, tensor] = tensors[i];
     TWOBP_CHECK(name != kMetadata && !header.contains(name), file.path().string(), ": two tensors are called ", name);
-    const uint64_t bytes = static_cast<uint64_t>(tensor.numel()) * c10::elementSize(stored(i));
+    const auto bytes = static_cast<uint64_t>(types.bytes_of(name, tensor));
     header[name] = {{"dtype", dtype_name(stored(i), name)},
                     {"shape", tensor.sizes().vec()},
                     {"data_offsets", {offset, offset + bytes}}};
@@ -248,9 +255,9 @@ void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::ma
 }
 
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata, std::optional<at::ScalarType> dtype) {
+                       const std::map<std::string, std::string>& metadata, const StoredTypes& types) {
   NewFile file(path);
-  write_safetensors(file, tensors, metadata, dtype);
+  write_safetensors(file, tensors, metadata, types);
   file.commit();
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,16 +59,23 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// Writes floating-point tensors as `dtype` if it is given, and all others unchanged, tensor by tensor.
+// The dtypes of tensors in a file. Those that are not floating-point keep their own.
+struct StoredTypes {
+  std::optional<at::ScalarType> floats{};  // none: their own
+  std::set<std::string> in_float32{};      // names of tensors that are float32, whatever `floats` is
+
+  at::ScalarType of(const std::string& name, const at::Tensor& tensor) const;
+  int64_t bytes_of(const std::string& name, const at::Tensor& tensor) const;
+};
+
 // Tensors that must be converted or made contiguous are copied one at a time. The file appears when all of it
 // is on disk. Throws Error for a full disk, two tensors of one name, a dtype that the reader does not know,
-// or a finite number that `dtype` turns into infinity.
+// or a finite number that its type turns into infinity.
 void write_safetensors(const std::string& path, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata,
-                       std::optional<at::ScalarType> dtype = std::nullopt);
+                       const std::map<std::string, std::string>& metadata, const StoredTypes& types = {});
 // Writes to a new file that the caller commits.
 void write_safetensors(NewFile& file, const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
-                       std::optional<at::ScalarType> dtype = std::nullopt);
+                       const StoredTypes& types = {});
 
 // Whether a tensor holds numbers only: neither infinity nor NaN.
 // One pass, without a copy. Integers are always finite.

@@ -97,14 +97,23 @@ void freeze(ModelSpec& model, const std::vector<std::string>& patterns) {
   });
 }
 
+bool names_experts(const std::string& target) {
+  const size_t dot = target.rfind('.');
+  if (dot == std::string::npos) return false;
+  const std::string module = target.substr(0, dot);
+  return module == "experts" || module.ends_with(".experts");
+}
+
 void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
   std::map<std::string, int> uses;    // by parameter
   std::set<std::string> projections;  // last parts of the matrices' names
   std::set<std::string> adapted;      // modules
   std::set<std::string> stacks;       // of experts, adapted
+  bool experts = false;
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();
     for (const Parameter* parameter : parameters_of(*layer)) {
+      experts |= parameter->experts() > 0;
       for (const auto& part : parameter->parts()) {
         const std::string module = module_of(part.name);
         if (is_adapter(part.name)) {
@@ -131,6 +140,8 @@ void check_lora_targets(const ModelSpec& model, const LoraOptions& lora) {
     const bool used = std::any_of(adapted.begin(), adapted.end(), [&](const std::string& module) {
       return module == target || module.ends_with("." + target);
     });
+    TWOBP_CHECK(used || experts || !names_experts(target), "model.lora_targets: ", target,
+                " is a tensor of experts, but the model has none: name projections: ", join(known));
     TWOBP_CHECK(used || !projections.contains(target.substr(target.rfind('.') + 1)), "model.lora_targets: ", target,
                 " takes no adapter here: it is an embedding, a convolution or an output without one");
     TWOBP_CHECK(used, "model.lora_targets: no projection is called \"", target, "\": did you mean \"",

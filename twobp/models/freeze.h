@@ -19,6 +19,9 @@ bool matches_pattern(std::string_view name, std::string_view pattern);
 // Throws Error if a pattern matches nothing (naming the existing parameters), or only a part of a packed weight.
 void freeze(ModelSpec& model, const std::vector<std::string>& patterns);
 
+// Whether a target of LoRA is a tensor of all experts: one of PEFT's target_parameters.
+bool names_experts(const std::string& target);
+
 // Throws Error if one of lora.targets gives no adapter in the model (naming the existing projections). Also throws
 // Error if it gives one to a weight that is also used elsewhere, because merging the adapter would change both uses.
 void check_lora_targets(const ModelSpec& model, const LoraOptions& lora);

@@ -43,6 +43,8 @@ struct TensorNames {
   // By name. A directory has the stack or its parts.
   std::map<std::string, ExpertStack> stacks;
   bool writes_stacks = false;  // whether a model is saved with them
+  // Tensors that files keep in float32, as transformers does.
+  std::set<std::string> in_float32;
   // Tensors that the model does not use.
   std::set<std::string> unused;
   // Whether a directory may have further tensors. They are saved as they were read.

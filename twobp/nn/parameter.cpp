@@ -54,7 +54,27 @@ Parameter Parameter::buffer(const std::string& name, std::vector<int64_t> sizes,
   return buffer;
 }
 
+Parameter Parameter::expert_tokens(Parameter& correction, double rate) {
+  Parameter tokens = buffer(correction.name() + ".tokens", correction.sizes(), at::kLong, 0);
+  tokens.corrected_ = &correction;
+  tokens.rate_ = rate;
+  correction.is_corrected_ = true;
+  return tokens;
+}
+
+void Parameter::balance() {
+  const at::Tensor above_mean = value * value.numel() - value.sum();  // in whole numbers
+  corrected_->value.sub_(above_mean.sign().to(corrected_->value.scalar_type()), rate_);
+  forget_tokens();
+}
+
+const std::vector<ParameterPart>& Parameter::parts() const {
+  static const std::vector<ParameterPart> none;
+  return counts_tokens() ? none : parts_;
+}
+
 std::vector<std::pair<std::string, at::Tensor>> Parameter::parts_of(const at::Tensor& whole) const {
+  if (counts_tokens()) return {};
   if (parts_.size() == 1) return {{name(), whole}};  // also if it has no dimensions
   std::vector<std::pair<std::string, at::Tensor>> all;
   int64_t row = 0;

@@ -4,6 +4,7 @@
 
 #include "twobp/config/settings.h"
 #include "twobp/core/check.h"
+#include "twobp/models/freeze.h"
 #include "twobp/models/model.h"
 #include "twobp/models/model_type.h"
 #include "twobp/pipeline/pipeline_shape.h"
@@ -79,14 +80,6 @@ void check_optimizer(const OptimizerConfig& optimizer) {
               optimizer.lr, "): the learning rate falls from lr to min_lr.");
 }
 
-// Whether a target of LoRA is a tensor of all experts: one of PEFT's target_parameters.
-bool names_experts(const std::string& target) {
-  const size_t dot = target.rfind('.');
-  if (dot == std::string::npos) return false;
-  const std::string module = target.substr(0, dot);
-  return module == "experts" || module.ends_with(".experts");
-}
-
 // Checks what replicas that share experts cannot do yet.
 void check_experts(const Config& config) {
   const int experts = config.pipeline.experts;
@@ -99,9 +92,6 @@ void check_experts(const Config& config) {
   };
   if (config.pipeline.device != "cpu")
     excludes(concat("pipeline.device \"", config.pipeline.device, "\""), "set it to \"cpu\"");
-  if (!config.model.adapter.empty() && std::ranges::any_of(config.model.lora_targets, names_experts))
-    excludes("model.adapter of experts", "merge it into its model with PEFT (merge_and_unload)");
-  if (config.optimizer.type == "muon") excludes("optimizer.type \"muon\"", "set it to \"adamw\"");
   for (const std::string& rule : config.pipeline.recompute) {
     if (repeats_in_w(rule)) excludes(concat("pipeline.recompute \"", rule, "\""), "recompute activations, or nothing");
   }

@@ -159,15 +159,16 @@ Trainer::Trainer(const Config& config, const ModelSpec& model, DataSplit data)
 void Trainer::load(const Config& config) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (config.model.from.empty() && config.model.adapter.empty()) return;
+  std::optional<ModelSpec> whole;
+  if (config.pipeline.experts > 1) whole = build_model(config);
   update_->with_masters([&] {
     if (!config.model.from.empty()) {
       const ModelWeights from = config.model.weights();
-      std::optional<ModelSpec> whole;
-      if (config.pipeline.experts > 1) whole = build_model(config);
       new_parameters_ = load_weights(*pipeline_, from, whole ? &*whole : nullptr);
       unused_tensors_ = from.without_use();
     }
-    if (!config.model.adapter.empty()) load_adapter(config.model.adapter, config.model, pipeline_->model(), weights());
+    if (!config.model.adapter.empty())
+      load_adapter(config.model.adapter, config.model, whole ? *whole : pipeline_->model(), weights());
   });
 }
 

@@ -51,8 +51,20 @@ class Parameter {
   static Parameter buffer(const std::string& name, std::vector<int64_t> sizes, at::ScalarType dtype, double fill);
   bool is_buffer() const { return is_buffer_; }
 
+  // How many of a step's tokens chose each expert of a router: (experts), int64. A buffer to which F adds, and which no
+  // file holds, as it is 0 between steps. `correction`, a frozen parameter of the same layer, is added to the scores.
+  static Parameter expert_tokens(Parameter& correction, double rate);
+  bool counts_tokens() const { return corrected_ != nullptr; }
+  // The correction grows by the rate for experts that fewer tokens chose than the mean, and shrinks for those that more
+  // chose (arXiv 2408.15664, algorithm 1). The counts are those of all replicas; then they are forgotten.
+  void balance();
+  void forget_tokens() { value.zero_(); }
+  // Whether counts of tokens change it at the end of a step.
+  bool is_corrected() const { return is_corrected_; }
+
   const std::string& name() const { return parts_.front().name; }
-  const std::vector<ParameterPart>& parts() const { return parts_; }
+  // What files hold.
+  const std::vector<ParameterPart>& parts() const;
   const std::vector<int64_t>& sizes() const { return sizes_; }
   // Matrices decay; norm gains do not.
   bool decays() const { return decays_ && sizes_.size() > 1; }
@@ -167,6 +179,9 @@ class Parameter {
   bool streams_grad_ = false;
   bool trainable_ = true;
   bool is_buffer_ = false;
+  bool is_corrected_ = false;
+  Parameter* corrected_ = nullptr;
+  double rate_ = 0;
   bool keeps_master_ = false;
   bool decays_ = true;
   bool table_ = false;

@@ -244,6 +244,7 @@ void check_sizes(const DecoderFamily& family, const CheckedJson& file, const Dec
 bool has_option(const DecoderFamily& family, const std::string& option) {
   if (option == "init_std") return true;
   if (option == "pad_token") return family.has_pad_token;
+  if (option == "balance_rate") return !family.names.correction.empty();
   if (option == "windows") return family.windows != WindowsInFile::kNone;
   if (option == "rope_layers") return family.windows == WindowsInFile::kNotRotary;
   if (option == "rope_local_theta") return family.local_rope;

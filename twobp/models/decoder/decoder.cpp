@@ -175,7 +175,8 @@ struct Decoder {
                              .sigmoid = family.sigmoid_scores,
                              .groups = o.expert_groups,
                              .chosen_groups = o.chosen_groups,
-                             .scale = o.routed_scale};
+                             .scale = o.routed_scale,
+                             .balance_rate = o.balance_rate};
     return std::make_unique<Experts>(names, shape, o.init_std, s.dtype, std::move(shared), s.lora);
   }
 

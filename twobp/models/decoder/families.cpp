@@ -595,8 +595,11 @@ TensorNames decoder_names(const DecoderFamily& family, const DecoderOptions& o) 
   }
   if (o.tied) names.copies[family.names.head + ".weight"] = family.names.embedding + ".weight";
   if (o.experts > 0) {
-    for (int64_t i = o.dense_layers; i < o.layers; ++i)
-      add_stacks(family, o, concat(family.names.blocks, i, "."), names.stacks);
+    for (int64_t i = o.dense_layers; i < o.layers; ++i) {
+      const std::string block = concat(family.names.blocks, i, ".");
+      add_stacks(family, o, block, names.stacks);
+      if (!family.names.correction.empty()) names.in_float32.insert(block + family.names.correction);
+    }
     names.writes_stacks = family.saves_stacks;
   }
   if (!family.rotary) return names;

@@ -319,6 +319,7 @@ Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double in
     correction_.emplace(std::vector<ParameterPart>{{names.correction, shape.experts}},
                         std::vector<int64_t>{shape.experts}, compute_type(dtype), 0);
     correction_->freeze();
+    if (shape.balance_rate > 0) tokens_.emplace(Parameter::expert_tokens(*correction_, shape.balance_rate));
   }
   if (shape.biased) {
     ExpertsShape all = shape;  // each replica adds them to the sums of its own tokens
@@ -372,8 +373,9 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   if (shape_.normalized) weights = weights / (weights.sum(-1, /*keepdim=*/true) + kLeastSum);
   if (shape_.scale != 1) weights.mul_(shape_.scale);
   Routing routing = route(chosen, shape_.experts);
-  if (context.experts != nullptr)
-    context.experts->count(at::diff(routing.ends, 1, 0, at::zeros({1}, routing.ends.options())));
+  const at::Tensor tokens = at::diff(routing.ends, 1, 0, at::zeros({1}, routing.ends.options()));
+  if (context.experts != nullptr) context.experts->count(tokens);
+  if (tokens_ && context.training && router_.has_p2()) tokens_->value.add_(tokens.to(tokens_->value.device()));
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
   const bool travels = shape_.share.of > 1;
@@ -493,6 +495,7 @@ void Experts::collect_p2(Saved& saved, std::vector<P2Unit>& units) {
 void Experts::collect_parameters(std::vector<Parameter*>& parameters) {
   router_.collect_parameters(parameters);
   if (correction_) parameters.push_back(&*correction_);
+  if (tokens_) parameters.push_back(&*tokens_);
   input_.collect_parameters(parameters);
   output_.collect_parameters(parameters);
   if (output_bias_) parameters.push_back(&*output_bias_);

@@ -88,7 +88,8 @@ struct ExpertsShape {
   int64_t groups = 1;  // of experts: a token chooses among those of its `chosen_groups` best, by their best s, or with
                        // sigmoid by the sum of their two best
   int64_t chosen_groups = 1;
-  double scale = 1;  // of the weights
+  double scale = 1;         // of the weights
+  double balance_rate = 0;  // by which a step changes the correction of each expert (ExpertsNames::correction); 0: none
 };
 
 // The parameters are named router.weight and expert0.gate.weight, with the given names.
@@ -96,7 +97,8 @@ struct ExpertsNames {
   std::string router;
   std::string experts;  // "model.layers.0.mlp.experts."
   std::string gate, up, down;
-  // A number for each expert, which is added to s to choose experts, but not to weigh them. It is not trained. "": none
+  // A number for each expert, which is added to s to choose experts, but not to weigh them. It has no gradient. "":
+  // none
   std::string correction{};
   // Of gate and up, and of down, for their adapters: "model.layers.0.mlp.experts.gate_up_proj".
   std::string input_module{}, output_module{};
@@ -150,6 +152,7 @@ class Experts : public Layer {
   GroupedLinear output_;                  // down
   std::optional<Parameter> output_bias_;  // (experts * dim)
   std::optional<Parameter> correction_;   // (experts)
+  std::optional<Parameter> tokens_;       // of a step, for the correction
   std::unique_ptr<Layer> shared_;
 };
 

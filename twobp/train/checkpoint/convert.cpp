@@ -70,7 +70,7 @@ void save_model_of(const Checkpoint& checkpoint, const Config& config, const std
   for (const LayerSpec& spec : model.layers) {
     layers.push_back(spec.make());  // allocates nothing
     for (Parameter* parameter : parameters_of(*layers.back())) {
-      if (!weights.try_emplace(parameter->name(), parameter).second) continue;
+      if (parameter->parts().empty() || !weights.try_emplace(parameter->name(), parameter).second) continue;
       parameter->master = master_of(*parameter, checkpoint, known);
       in_order.push_back(parameter);
     }

@@ -297,6 +297,7 @@ void RankUpdate::sum_others() {
     if (!weight.ranks_of_tied(rank_).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), patience());
     if (parameter->is_buffer()) {  // every replica has changed it in its own way
       all_reduce_sum(replicas, parameter->value, patience());
+      if (parameter->counts_tokens()) continue;
       if (parameter->value.is_floating_point()) {
         parameter->value.div_(replicas.size());
       } else {
@@ -371,6 +372,7 @@ void RankUpdate::take(int64_t step, double lr, std::optional<double> factor) {
   scale_.adapt(!factor);
   if (!factor) {
     optimizer_->skip();
+    balance_experts(/*taken=*/false);
     if (shards_) shards_->forget_gradients();
     return;
   }
@@ -380,10 +382,18 @@ void RankUpdate::take(int64_t step, double lr, std::optional<double> factor) {
     shards_->receive(step, patience());
   }
   add_to_average();
+  balance_experts(/*taken=*/true);
 }
 
 void RankUpdate::add_to_average() {
   if (average_) average_->add(optimizer_->steps());
+}
+
+void RankUpdate::balance_experts(bool taken) {
+  for (const UsedWeight& weight : uses_.all) {
+    Parameter* parameter = weight.on(rank_);
+    if (parameter != nullptr && parameter->counts_tokens()) taken ? parameter->balance() : parameter->forget_tokens();
+  }
 }
 
 void RankUpdate::swap_average() {
@@ -406,7 +416,8 @@ void RankUpdate::make_savepoint(bool float16) {
   if (average_) average_->add_to(*before_);
   for (const UsedWeight& weight : uses_.all) {  // the next step's F may change it before settle()
     const Parameter* parameter = weight.on(rank_);
-    if (parameter != nullptr && parameter->is_buffer()) before_->add(parameter->value, weight.uses.front().stage);
+    if (parameter != nullptr && (parameter->is_buffer() || parameter->is_corrected()))
+      before_->add(parameter->value, weight.uses.front().stage);
   }
 }
 
@@ -415,6 +426,7 @@ void RankUpdate::leave_open(OpenStep step) {
   before_->save();
   optimizer_->step(step.lr, 1 / scale_.value);
   add_to_average();
+  balance_experts(/*taken=*/true);
   open_ = std::move(step);
 }
 

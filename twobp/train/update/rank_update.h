@@ -174,6 +174,8 @@ class RankUpdate {
   std::optional<double> factor_for(const at::Tensor& squares) const;
   void take(int64_t step, double lr, std::optional<double> factor);
   void add_to_average();
+  // The corrections of routers follow the step's counts, or these are dropped.
+  void balance_experts(bool taken);
   void leave_open(OpenStep step);
   // All waits of the rank's update go through wait_for with this.
   Patience patience() { return {settings_.timeout, &waits_}; }

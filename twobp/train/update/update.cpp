@@ -163,7 +163,8 @@ std::vector<LiveTensor> Update::live_weights() const {
     for (const WeightUse& use : weight.uses) {
       if (weight.shared && !seen.empty()) break;
       if (!seen.insert(use.rank).second || use.parameter == nullptr) continue;
-      const bool frozen = !use.parameter->trainable() && !use.parameter->is_buffer();
+      const Parameter& one = *use.parameter;
+      const bool frozen = !one.trainable() && !one.is_buffer() && !one.is_corrected();
       for (auto& [name, rows] : use.parameter->parts_of(use.parameter->master)) {
         all.push_back({std::move(name), std::move(rows), use.rank, seen.size() == 1, frozen});
       }

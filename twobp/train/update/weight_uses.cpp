@@ -36,7 +36,7 @@ WeightUses::WeightUses(Pipeline& pipeline) : layers(static_cast<int>(pipeline.mo
         const auto [at, is_new] = known.try_emplace(parameter->name(), Known{all.size(), parameter->sizes()});
         if (is_new) {
           all.emplace_back();
-          numel += parameter->numel() * parameter->share().of;
+          if (!parameter->counts_tokens()) numel += parameter->numel() * parameter->share().of;
           for (const ParameterPart& part : parameter->parts()) names.push_back(part.name);
         }
         TWOBP_CHECK(parameter->sizes() == at->second.sizes, "tied parameter ", parameter->name(), " has two shapes");

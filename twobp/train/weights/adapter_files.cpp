@@ -165,7 +165,7 @@ void write_adapter(const std::string& directory, const ModelConfig& model, Tenso
                             {"inference_mode", true}};
   const std::filesystem::path folder(directory);
   NewFile weights(folder / "adapter_model.safetensors");
-  write_safetensors(weights, tensors, {{"format", "pt"}}, dtype);
+  write_safetensors(weights, tensors, {{"format", "pt"}}, {dtype});
   weights.finish();
   NewFile file(folder / kAdapterConfig);
   file.write(description.dump(2) + "\n");

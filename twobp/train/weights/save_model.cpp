@@ -63,12 +63,12 @@ std::vector<std::string> tokenizer_files(const fs::path& folder) {
 }
 
 // Fills files in order, each as far as possible. A larger tensor gets its own file.
-std::vector<NamedTensors> into_shards(const NamedTensors& tensors, at::ScalarType dtype, int64_t max_bytes) {
+std::vector<NamedTensors> into_shards(const NamedTensors& tensors, const StoredTypes& types, int64_t max_bytes) {
   if (tensors.empty()) return {};
   std::vector<NamedTensors> shards(1);
   int64_t bytes = 0;
   for (const auto& item : tensors) {
-    const int64_t size = item.second.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t size = types.bytes_of(item.first, item.second);
     if (!shards.back().empty() && bytes + size > max_bytes) {
       shards.emplace_back();
       bytes = 0;
@@ -116,7 +116,7 @@ struct Layout {
   int first = 0;  // index of this process's first file
   size_t count = 0;
   json weight_map = json::object();  // tensor -> file; on the first process
-  int64_t elements = 0;
+  int64_t bytes = 0;
   std::set<std::string> names;
 };
 
@@ -124,18 +124,18 @@ std::string file_name(size_t i, size_t count) {
   return count == 1 ? kWhole : shard_name(i, count);
 }
 
-Layout agree_on_layout(const std::vector<NamedTensors>& shards, const Processes& processes) {
+Layout agree_on_layout(const std::vector<NamedTensors>& shards, const StoredTypes& types, const Processes& processes) {
   json mine = json::array();
-  int64_t elements = 0;
+  int64_t bytes = 0;
   for (const NamedTensors& shard : shards) {
     json names = json::array();
     for (const auto& [name, tensor] : shard) {
       names.push_back(name);
-      elements += tensor.numel();
+      bytes += types.bytes_of(name, tensor);
     }
     mine.push_back(names);
   }
-  const std::vector<std::string> texts = processes.to_first(json{{"shards", mine}, {"elements", elements}}.dump());
+  const std::vector<std::string> texts = processes.to_first(json{{"shards", mine}, {"bytes", bytes}}.dump());
   std::vector<json> all;
   json counts = json::array();
   for (const std::string& text : texts) counts.push_back(all.emplace_back(json::parse(text))["shards"].size());
@@ -147,7 +147,7 @@ Layout agree_on_layout(const std::vector<NamedTensors>& shards, const Processes&
   }
   size_t i = 0;
   for (const json& one : all) {
-    layout.elements += one["elements"].get<int64_t>();
+    layout.bytes += one["bytes"].get<int64_t>();
     for (const json& names : one["shards"]) {
       const std::string file = file_name(i++, layout.count);
       layout.names.insert(file);
@@ -157,10 +157,9 @@ Layout agree_on_layout(const std::vector<NamedTensors>& shards, const Processes&
   return layout;
 }
 
-void write_index(NewFiles& files, const Layout& layout, at::ScalarType dtype) {
+void write_index(NewFiles& files, const Layout& layout) {
   if (layout.count == 1) return;
-  const auto bytes = layout.elements * static_cast<int64_t>(c10::elementSize(dtype));
-  const json index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", layout.weight_map}};
+  const json index = {{"metadata", {{"total_size", layout.bytes}}}, {"weight_map", layout.weight_map}};
   files.add(kIndex).write(index.dump(2) + "\n");
 }
 
@@ -469,12 +468,12 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
                 const SaveModelOptions& options, const Processes& processes) {
   const fs::path folder(directory);
   const bool first = processes.is_first();
-  at::ScalarType dtype = at::kFloat;
+  StoredTypes types;
   std::string description;
   std::optional<NewFolder> made;
   processes.together([&] {
-    dtype = parse_saved_dtype(options.dtype);
     check_type(config);
+    types = {parse_saved_dtype(options.dtype), config.type.type().names(config.type).in_float32};
     check_trained(given);
     if (!first) return;
     check_no_adapter(directory);
@@ -493,19 +492,19 @@ void save_model(const std::string& directory, const ModelConfig& config, int64_t
   for (size_t i = 0; i < weights.size(); ++i) {
     if (mine[i]) tensors.push_back(weights[i]);
   }
-  const std::vector<NamedTensors> shards = into_shards(tensors, dtype, options.max_shard_bytes);
-  const Layout layout = agree_on_layout(shards, processes);
+  const std::vector<NamedTensors> shards = into_shards(tensors, types, options.max_shard_bytes);
+  const Layout layout = agree_on_layout(shards, types, processes);
 
   NewFiles weight_files(folder);
   NewFiles others(folder);
   processes.together([&] {
     for (size_t i = 0; i < shards.size(); ++i) {
       NewFile& file = weight_files.add(file_name(layout.first + i, layout.count));
-      write_safetensors(file, shards[i], {{"format", "pt"}}, dtype);
+      write_safetensors(file, shards[i], {{"format", "pt"}}, types);
       file.finish();
     }
     if (!first) return;
-    write_index(others, layout, dtype);
+    write_index(others, layout);
     if (!is_saved_as_bundle(config)) others.add(kModelConfig).write(description);
     for (const Companion& one : companions_of(config, options.tokenizer, folder)) copy(others, one);
     others.finish();

@@ -27,6 +27,7 @@ struct DecoderOptions {
   int64_t experts_per_token = 2;
   bool normalized_routing = false;  // whether the weights of a token's experts sum to 1
   double balance_loss = 0;          // factor of the loss that balances experts (nn/layers/balance.h)
+  double balance_rate = 0;          // by which a step changes the correction of a router's scores; 0: none
   int64_t shared_hidden = 0;        // width of an expert that all tokens share; 0: none
   int64_t shared_experts = 0;       // that width in widths of an expert
   int64_t dense_layers = 0;         // first blocks that have an MLP in place of experts
