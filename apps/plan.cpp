@@ -147,6 +147,9 @@ class Flags {
     text(kAnyJob, "--data-parallel", options_.data_parallel,
          "[list] replicas of the pipeline, which sum their gradients when a stage's last W is done "
          "(default: 1, or the configured number)");
+    text(kMeasure, "--experts", options_.experts,
+         "[list] replicas that share the experts of each layer, each measured by itself (default: as configured; with "
+         "--search: all that training takes)");
     text(kDraw, "--gradient-seconds", options_.gradient_seconds,
          "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
          "replicas needs 2 (d - 1) / d of it");

@@ -28,6 +28,7 @@ struct PlanOptions {
   std::string bandwidth;  // bytes per second; empty: that of the cost model
   int share_links = 0;    // ranks that share the link out of their node; 0: no sharing
   std::string data_parallel;
+  std::string experts;  // empty: as configured, or with `search` all that training takes
   std::string gradient_seconds = "0";
   std::string data_bandwidth;
   double data_latency = -1;  // negative: as latency

@@ -111,6 +111,7 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
   } else if (config && options.devices == 0) {
     request.data_parallel = {static_cast<int>(config->pipeline.data_parallel)};
   }
+  if (config) request.experts = config->pipeline.experts;
   request.devices = options.devices;
   request.batch = options.batch;
   request.memory = parse_size("--memory", options.memory);
@@ -149,7 +150,10 @@ CostModel costs_of(const PlanOptions& options, const std::optional<Config>& conf
   if (config->pipeline.recompute.empty())
     measure.recompute = trained(measure.recompute.empty() ? recompute_names() : measure.recompute, options);
   measure.seconds = options.seconds;
-  std::cout << "measuring one layer of each kind (twobp profile can save the costs for --costs) ...\n" << std::flush;
+  const int experts = config->pipeline.experts;
+  std::cout << "measuring one layer of each kind" << (experts > 1 ? concat(", experts on ", experts, " replicas") : "")
+            << " (twobp profile can save the costs for --costs) ...\n"
+            << std::flush;
   return measure_costs(*config, measure);
 }
 
@@ -157,30 +161,48 @@ const char* gradients_of(const PlanChoice& choice) {
   return choice.streams ? "streamed" : "kept";
 }
 
-void print_choices(const PlanResult& result, const std::vector<double>& bounds) {
-  const bool replicated = std::any_of(result.best.begin(), result.best.end(),
-                                      [](const PlanChoice& choice) { return choice.data_parallel > 1; });
+// The plan of one number of replicas that share experts.
+struct ModelPlan {
+  PlanOptions options;
+  std::optional<Config> config;
+  PlanRequest request;
+  CostModel model;
+  PlanResult result;
+};
+
+struct Row {
+  const ModelPlan* of;
+  PlanChoice choice;
+  double bound;  // seconds, of a step with its split, placement and memory
+};
+
+void print_choices(const std::vector<Row>& choices) {
+  const auto any = [&](const auto& holds) {
+    return std::ranges::any_of(choices, [&](const Row& row) { return holds(row.choice); });
+  };
+  const bool replicated = any([](const PlanChoice& choice) { return choice.data_parallel > 1; });
+  const bool shared = any([](const PlanChoice& choice) { return choice.experts > 1; });
+  const bool sliced = any([](const PlanChoice& choice) { return choice.slices > 1; });
+  const bool streamed = any([](const PlanChoice& choice) { return choice.streams; });
   std::vector<std::vector<std::string>> rows = {{"schedule", "p2", "ranks", "stages", "M", "size", "recompute",
                                                  "step ms", "bound ms", "samples/s", "idle", "memory"}};
-  const bool sliced =
-      std::any_of(result.best.begin(), result.best.end(), [](const PlanChoice& choice) { return choice.slices > 1; });
   // From the right to the left, so that the places stay.
-  const auto insert = [&](std::vector<std::string>& row, const std::string& slices, const std::string& replicas) {
+  const auto insert = [&](std::vector<std::string>& row, const std::string& slices, const std::string& experts,
+                          const std::string& replicas) {
     if (sliced) row.insert(row.begin() + 6, slices);
+    if (shared) row.insert(row.begin() + 2, experts);
     if (replicated) row.insert(row.begin() + 2, replicas);
   };
-  insert(rows[0], "slices", "replicas");
-  const bool streamed =
-      std::any_of(result.best.begin(), result.best.end(), [](const PlanChoice& choice) { return choice.streams; });
+  insert(rows[0], "slices", "experts", "replicas");
   if (streamed) rows[0].insert(rows[0].end() - 5, "gradients");
-  for (size_t i = 0; i < result.best.size(); ++i) {
-    const PlanChoice& choice = result.best[i];
+  for (const auto& [of, choice, bound] : choices) {
     rows.push_back({printable(choice.schedule.name()), std::string(policy_name(choice.policy)),
                     std::to_string(choice.ranks), std::to_string(choice.stages), std::to_string(choice.micro_batches),
                     std::to_string(choice.micro_batch_size), choice.recompute, fixed(choice.step_seconds * 1e3, 2),
-                    fixed(bounds[i] * 1e3, 2), fixed(choice.samples_per_second(), 2), percent(choice.bubble),
+                    fixed(bound * 1e3, 2), fixed(choice.samples_per_second(), 2), percent(choice.bubble),
                     format_bytes(choice.peak_bytes)});
-    insert(rows.back(), std::to_string(choice.slices), std::to_string(choice.data_parallel));
+    insert(rows.back(), std::to_string(choice.slices), std::to_string(choice.experts),
+           std::to_string(choice.data_parallel));
     if (streamed) rows.back().insert(rows.back().end() - 5, gradients_of(choice));
   }
   print_table(rows);
@@ -205,16 +227,6 @@ std::string quoted(const std::string& word) {
   std::string text = "'";
   for (const char c : word) c == '\'' ? text += "'\\''" : text += c;
   return text + "'";
-}
-
-// Returns the lower bound of each row, in seconds, for its split, placement and memory.
-std::vector<double> bounds_of(const PlanResult& result, const CostModel& model, const PlanRequest& request) {
-  std::vector<double> bounds;
-  for (const PlanChoice& choice : result.best) {
-    const PlannedRun run = planned_run(model, choice, request);
-    bounds.push_back(bound_of(run.schedule, run.costs, run.options));
-  }
-  return bounds;
 }
 
 // "3,2,3"
@@ -329,6 +341,7 @@ nlohmann::ordered_json to_json(const PlanChoice& choice, const CostModel& model)
           {"slices", choice.slices},
           {"slice_lengths", slice_lengths(model, choice.slices)},
           {"data_parallel", choice.data_parallel},
+          {"experts", choice.experts},
           {"recompute", choice.recompute},
           {"gradients", gradients_of(choice)},
           {"split", choice.split},
@@ -338,20 +351,19 @@ nlohmann::ordered_json to_json(const PlanChoice& choice, const CostModel& model)
           {"peak_bytes", choice.peak_bytes}};
 }
 
-void write_json(const PlanResult& result, const std::vector<double>& bounds, const CostModel& model,
-                const PlanRequest& request, const std::string& path) {
+void write_json(const std::vector<Row>& rows, int64_t combinations, int64_t simulated, const std::string& path) {
+  const ModelPlan& best = *rows.front().of;
   nlohmann::ordered_json json;
-  json["memory_bytes"] = request.memory;
-  json["combinations"] = result.combinations;
-  json["simulated"] = result.simulated;
+  json["memory_bytes"] = best.request.memory;
+  json["combinations"] = combinations;
+  json["simulated"] = simulated;
   json["choices"] = nlohmann::ordered_json::array();
-  for (size_t i = 0; i < result.best.size(); ++i) {
-    const PlanChoice& choice = result.best[i];
-    json["choices"].push_back(to_json(choice, model));
-    json["choices"].back()["lower_bound_seconds"] = bounds[i];
-    json["choices"].back()["memory_cap"] = cap_of(choice, model, request.memory);
+  for (const auto& [of, choice, bound] : rows) {
+    json["choices"].push_back(to_json(choice, of->model));
+    json["choices"].back()["lower_bound_seconds"] = bound;
+    json["choices"].back()["memory_cap"] = cap_of(choice, of->model, of->request.memory);
   }
-  json["gain"] = {{"speed_up", result.speed_up}, {"memory_factor", result.memory_factor}};
+  json["gain"] = {{"speed_up", best.result.speed_up}, {"memory_factor", best.result.memory_factor}};
   write_output("--json", path, json.dump(1) + "\n");
 }
 
@@ -388,40 +400,145 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
   write_pictures({std::move(run.schedule), std::move(simulation)}, options);
 }
 
+// The settings of a plan with this number.
+std::vector<std::string> sharing(const PlanOptions& options, int experts) {
+  std::vector<std::string> settings = options.overrides;
+  settings.push_back(concat("pipeline.experts=", experts));
+  if (!options.data_parallel.empty() || options.devices > 0)  // which the plan chooses
+    settings.push_back(concat("pipeline.data_parallel=", experts));
+  return settings;
+}
+
+// Whether training takes the number, which some layer of the model then shares.
+bool may_share(const PlanOptions& options, int experts) {
+  try {
+    const ModelSpec model = build_model(load_config(options.config, sharing(options, experts)), {.of = experts});
+    return std::ranges::any_of(model.layers, [&](const LayerSpec& spec) {
+      const auto layer = spec.make();  // allocates nothing
+      return std::ranges::any_of(parameters_of(*layer),
+                                 [&](const Parameter* one) { return one->share().of == experts; });
+    });
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// The numbers of replicas that share experts to be tried.
+std::vector<int> experts_of(const PlanOptions& options, const Config& config) {
+  if (!options.experts.empty()) return parse_counts("--experts", options.experts);
+  if (!options.search) return {config.pipeline.experts};
+  const std::vector<int> replicas = request_of(options, config).data_parallel;
+  const int most = replicas.empty() ? options.devices : *std::ranges::max_element(replicas);
+  std::vector<int> all = {1};
+  for (int experts = 2; experts <= most; ++experts) {
+    const bool divides =
+        replicas.empty() || std::ranges::any_of(replicas, [&](int count) { return count % experts == 0; });
+    if (divides && may_share(options, experts)) all.push_back(experts);
+  }
+  return all;
+}
+
+// Fills in the rest of what has its options.
+void plan_one(ModelPlan& one) {
+  if (!one.options.config.empty()) one.config = load_config(one.options.config, one.options.overrides);
+  one.request = request_of(one.options, one.config);
+  one.model = costs_of(one.options, one.config, one.request);
+  one.request.interconnect = interconnect_of(one.options, one.model, one.config);
+  if (one.config) {
+    one.request.refusal = [refusals = std::make_shared<Refusals>(one.options, *one.config, one.model)](
+                              const PlanChoice& choice) { return refusals->of(choice); };
+  }
+  one.result = plan(one.model, one.request);
+}
+
+// A plan for each number of replicas that share experts.
+std::vector<std::unique_ptr<ModelPlan>> plans_of(const PlanOptions& options) {
+  std::vector<std::unique_ptr<ModelPlan>> plans;
+  const auto add = [&](const PlanOptions& with) {
+    plans.push_back(std::make_unique<ModelPlan>());
+    plans.back()->options = with;
+    plan_one(*plans.back());
+  };
+  if (options.config.empty() || !options.costs.empty()) {
+    add(options);
+    return plans;
+  }
+  const Config config = load_config(options.config, options.overrides);
+  for (const int experts : experts_of(options, config)) {
+    PlanOptions with = options;
+    const bool configured = experts == config.pipeline.experts;
+    if (!configured) with.overrides = sharing(options, experts);
+    try {
+      add(with);
+    } catch (const Error&) {  // data that its groups cannot share, for example
+      if (configured || !options.experts.empty()) throw;
+      plans.pop_back();
+    }
+  }
+  return plans;
+}
+
+// The rows of all plans: those of the plan with the fastest first row in their order, among which the others come by
+// their speed.
+std::vector<Row> rows_of(const std::vector<std::unique_ptr<ModelPlan>>& plans, int top) {
+  std::vector<Row> rows;
+  for (const auto& one : plans) {
+    for (const PlanChoice& choice : one->result.best) {
+      const PlannedRun run = planned_run(one->model, choice, one->request);
+      rows.push_back({one.get(), choice, bound_of(run.schedule, run.costs, run.options)});
+    }
+  }
+  if (plans.size() == 1 || rows.empty()) return rows;
+  const auto slower = [](const Row& a, const Row& b) {
+    return a.choice.samples_per_second() > b.choice.samples_per_second();
+  };
+  const ModelPlan* best = nullptr;
+  for (const auto& one : plans) {
+    if (one->result.best.empty()) continue;
+    if (best == nullptr ||
+        one->result.best.front().samples_per_second() > best->result.best.front().samples_per_second())
+      best = one.get();
+  }
+  const auto first = std::ranges::find(rows, best, &Row::of);
+  std::rotate(rows.begin(), first, first + 1);
+  std::stable_sort(rows.begin() + 1, rows.end(), slower);
+  if (top > 0) rows.resize(std::min(rows.size(), static_cast<size_t>(top)), rows.front());
+  return rows;
+}
+
+[[noreturn]] void fail_to_fit(const std::vector<std::unique_ptr<ModelPlan>>& plans, int64_t combinations) {
+  const auto bytes = [](const auto& one) { return one->result.smallest->peak_bytes; };
+  const ModelPlan& least = **std::ranges::min_element(plans, {}, bytes);
+  const PlanChoice& smallest = *least.result.smallest;
+  fail("none of ", combinations, " combinations fits into ", format_bytes(least.request.memory),
+       " per rank: the smallest memory that suffices is ", format_bytes(smallest.peak_bytes), " (",
+       fixed(std::ceil(smallest.peak_bytes), 0), " bytes), with ", smallest.schedule, ", p2 ",
+       policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches, " micro-batches of ",
+       smallest.micro_batch_size, smallest.slices > 1 ? concat(" in ", smallest.slices, " slices") : "",
+       ", recomputation ", smallest.recompute);
+}
+
 }  // namespace
 
 void plan_model(const PlanOptions& options) {
-  std::optional<Config> config;
-  if (!options.config.empty()) config = load_config(options.config, options.overrides);
-  PlanRequest request = request_of(options, config);
-  const CostModel model = costs_of(options, config, request);
-  request.interconnect = interconnect_of(options, model, config);
-  if (config) {
-    request.refusal = [refusals = std::make_shared<Refusals>(options, *config, model)](const PlanChoice& choice) {
-      return refusals->of(choice);
-    };
+  const auto plans = plans_of(options);
+  int64_t combinations = 0, simulated = 0;
+  for (const auto& one : plans) {
+    combinations += one->result.combinations;
+    simulated += one->result.simulated;
   }
-  const PlanResult result = plan(model, request);
-  if (result.best.empty()) {
-    const PlanChoice& smallest = *result.smallest;
-    fail("none of ", result.combinations, " combinations fits into ", format_bytes(request.memory),
-         " per rank: the smallest memory that suffices is ", format_bytes(smallest.peak_bytes), " (",
-         fixed(std::ceil(smallest.peak_bytes), 0), " bytes), with ", smallest.schedule, ", p2 ",
-         policy_name(smallest.policy), ", ", smallest.ranks, " ranks, ", smallest.micro_batches, " micro-batches of ",
-         smallest.micro_batch_size, smallest.slices > 1 ? concat(" in ", smallest.slices, " slices") : "",
-         ", recomputation ", smallest.recompute);
-  }
-  std::cout << result.combinations << " combinations, " << result.simulated
-            << " simulated; the others cannot be among the best\n\n";
-  const std::vector<double> bounds = bounds_of(result, model, request);
-  print_choices(result, bounds);
-  std::cout << '\n';
-  std::cout << gain_text(result) << ".\n";
-  print_exchanges(result.best.front(), model, request);
+  const std::vector<Row> rows = rows_of(plans, options.all ? 0 : options.top);
+  if (rows.empty()) fail_to_fit(plans, combinations);
+  std::cout << combinations << " combinations, " << simulated << " simulated; the others cannot be among the best\n\n";
+  print_choices(rows);
+  const ModelPlan& of = *rows.front().of;
+  const PlanChoice& best = rows.front().choice;
+  std::cout << '\n' << gain_text(of.result) << ".\n";
+  print_exchanges(best, of.model, of.request);
   std::cout << "\nThe first row trains with\n"
-            << printable_lines(command_of(result.best.front(), model, request, options, config)) << '\n';
-  if (!options.json.empty()) write_json(result, bounds, model, request, options.json);
-  draw(options, model, result.best.front(), request);
+            << printable_lines(command_of(best, of.model, of.request, of.options, of.config)) << '\n';
+  if (!options.json.empty()) write_json(rows, combinations, simulated, options.json);
+  draw(options, of.model, best, of.request);
 }
 
 }  // namespace twobp

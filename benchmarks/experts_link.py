@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a mixture of experts in two processes that share its experts, one on each of two hosts (network namespaces), by twobp over MPI and by
-PyTorch with transformers' experts over Gloo (rivals/experts_over_gloo.py), on the same link, in turns. A link of 0 Mbit/s has no limit. The
-ratio on the slow link should be at least 1.3. It needs root.
+"""Trains a mixture of experts in two processes that share its experts, one on each of two hosts (network namespaces),
+by twobp over MPI and by PyTorch with transformers' experts over Gloo (rivals/experts_over_gloo.py), on the same link,
+in turns. A link of 0 Mbit/s has no limit. The ratio on the slow link should be at least 1.3. It needs root.
 
     benchmarks/experts_link.py build/release/twobp [--mbit 2000] [--micro-batches 4] [--rounds 3] [--steps 5]
 """
+
 import argparse
 import json
 import pathlib
@@ -29,8 +30,19 @@ def make(folder, options):
     """The model, and the samples of all steps."""
     torch.manual_seed(0)
     config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCABULARY, hidden_size=512, num_hidden_layers=options.layers, num_attention_heads=8, num_key_value_heads=8, head_dim=64,
-        max_position_embeddings=SEQUENCE, moe_intermediate_size=256, num_experts=16, num_experts_per_tok=4, norm_topk_prob=True, use_cache=False)
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        num_hidden_layers=options.layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        max_position_embeddings=SEQUENCE,
+        moe_intermediate_size=256,
+        num_experts=16,
+        num_experts_per_tok=4,
+        norm_topk_prob=True,
+        use_cache=False,
+    )
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
     samples = 2 * options.micro_batches * SAMPLES * (FIRST + options.steps)
     ids = numpy.random.default_rng(1).integers(VOCABULARY, size=(samples, SEQUENCE), dtype=numpy.int64)
@@ -41,23 +53,76 @@ def make(folder, options):
 
 def of_twobp(hosts, folder, options):
     metrics = folder / "metrics.jsonl"
-    settings = {"model.from": folder / "model", "data.arrays": folder / "data", "data.sequence": SEQUENCE, "data.shuffle": "false", "data.held_out": 0,
-                "pipeline.ranks": 1, "pipeline.data_parallel": 2, "pipeline.experts": 2, "pipeline.micro_batches": options.micro_batches,
-                "pipeline.micro_batch_size": SAMPLES, "pipeline.threads": 1, "pipeline.p2": options.p2, "optimizer.type": "adamw", "optimizer.lr": LR,
-                "optimizer.weight_decay": 0.01, "optimizer.schedule": "constant", "train.clip_norm": 0, "train.steps": FIRST + options.steps}
-    command = [*hosts.mpirun(), "--mca", "btl_tcp_eager_limit", EAGER, "-n", "2", options.program.resolve(), "train", "--metrics", metrics, "--set",
-               *(f"{key}={value}" for key, value in settings.items())]
+    settings = {
+        "model.from": folder / "model",
+        "data.arrays": folder / "data",
+        "data.sequence": SEQUENCE,
+        "data.shuffle": "false",
+        "data.held_out": 0,
+        "pipeline.ranks": 1,
+        "pipeline.data_parallel": 2,
+        "pipeline.experts": 2,
+        "pipeline.micro_batches": options.micro_batches,
+        "pipeline.micro_batch_size": SAMPLES,
+        "pipeline.threads": 1,
+        "pipeline.p2": options.p2,
+        "optimizer.type": "adamw",
+        "optimizer.lr": LR,
+        "optimizer.weight_decay": 0.01,
+        "optimizer.schedule": "constant",
+        "train.clip_norm": 0,
+        "train.steps": FIRST + options.steps,
+    }
+    command = [
+        *hosts.mpirun(),
+        "--mca",
+        "btl_tcp_eager_limit",
+        EAGER,
+        "-n",
+        "2",
+        options.program.resolve(),
+        "train",
+        "--metrics",
+        metrics,
+        "--set",
+        *(f"{key}={value}" for key, value in settings.items()),
+    ]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [step["step_seconds"] for step in steps], steps[0]["loss"]
 
 
 def of_torch(hosts, folder, options):
-    processes = [subprocess.Popen(
-        ["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={device}", sys.executable, str(ROOT / "benchmarks/rivals/experts_over_gloo.py"),
-         str(folder), "--rank", str(rank), "--micro-batches", str(options.micro_batches), "--samples", str(SAMPLES), "--steps",
-         str(FIRST + options.steps), "--lr", str(LR), "--master", f"{two_hosts.SUBNET}.1"], stdout=subprocess.PIPE, text=True)
-        for rank, (name, device) in enumerate(zip(hosts.names, hosts.devices))]
+    processes = [
+        subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                "env",
+                f"GLOO_SOCKET_IFNAME={device}",
+                sys.executable,
+                str(ROOT / "benchmarks/rivals/experts_over_gloo.py"),
+                str(folder),
+                "--rank",
+                str(rank),
+                "--micro-batches",
+                str(options.micro_batches),
+                "--samples",
+                str(SAMPLES),
+                "--steps",
+                str(FIRST + options.steps),
+                "--lr",
+                str(LR),
+                "--master",
+                f"{two_hosts.SUBNET}.1",
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, (name, device) in enumerate(zip(hosts.names, hosts.devices))
+    ]
     texts = [process.communicate()[0] for process in processes]
     if any(process.returncode for process in processes):
         raise SystemExit("experts_link.py: PyTorch's run failed")
@@ -87,14 +152,17 @@ def main():
             for mbit, name in list(seconds) if turn % 2 == 0 else reversed(seconds):
                 with two_hosts.HostsOfOneKernel(mbit=mbit) as hosts:
                     of_steps, loss = runs[name](hosts, folder, options)
-                seconds[mbit, name].append(statistics.median(of_steps[FIRST:]))
-                print(f"round {turn + 1}, {mbit} Mbit/s, {name}: {seconds[mbit, name][-1]:.3f} s a step, first loss {loss:.6f}", flush=True)
-    print(f"\n{'link':>12}  {'':18}{'s a step':>9}  (min - max)")
+                took = statistics.median(of_steps[FIRST:])
+                seconds[mbit, name].append(took)
+                print(f"round {turn + 1}, {mbit} Mbit/s, {name}: {took:.3f} s a step, loss {loss:.6f}", flush=True)
+    print(f"\n{'link':>10}  {'':18}{'s a step':>9}  (min - max)")
     for (mbit, name), all_of in seconds.items():
-        print(f"{mbit or 'no limit':>12}  {name:18}{statistics.median(all_of):9.3f}  ({min(all_of):.3f} - {max(all_of):.3f})")
+        spread = f"({min(all_of):.3f} - {max(all_of):.3f})"
+        print(f"{mbit or 'no limit':>10}  {name:18}{statistics.median(all_of):9.3f}  {spread}")
     for mbit in (0, options.mbit):
         ratios = [b / a for a, b in zip(seconds[mbit, "twobp"], seconds[mbit, "PyTorch over Gloo"])]
-        print(f"{mbit or 'no limit':>12}  PyTorch / twobp: {statistics.median(ratios):.3f}  ({min(ratios):.3f} - {max(ratios):.3f})")
+        spread = f"({min(ratios):.3f} - {max(ratios):.3f})"
+        print(f"{mbit or 'no limit':>10}  PyTorch / twobp: {statistics.median(ratios):.3f}  {spread}")
 
 
 if __name__ == "__main__":

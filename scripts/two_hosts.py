@@ -179,8 +179,8 @@ class TwoHosts:
 
 
 class HostsOfOneKernel(TwoHosts):
-    """The kernel itself passes the packets, at the bandwidth of its token bucket filter, so that the link takes no processor time. It has no
-    delay and loses nothing."""
+    """The kernel itself passes the packets, at the bandwidth of its token bucket filter, so that the link takes no
+    processor time. It has no delay and loses nothing."""
 
     def add_devices(self):
         ip("link", "add", self.devices[0], "type", "veth", "peer", "name", self.devices[1])
@@ -188,8 +188,8 @@ class HostsOfOneKernel(TwoHosts):
     def shape_link(self):
         _, mbit, _, _ = self.shape
         for name, device in zip(self.names, self.devices) if mbit else ():
-            subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", f"{mbit}mbit",
-                            "burst", "1mb", "latency", "200ms"], check=True)
+            subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, "root", "tbf", "rate",
+                            f"{mbit}mbit", "burst", "1mb", "latency", "200ms"], check=True)
 
 
 def main():

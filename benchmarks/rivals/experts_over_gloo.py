@@ -1,7 +1,8 @@
-"""One process of a mixture of experts trained by PyTorch and transformers, for experts_link.py: replicas under DDP, whose experts are spread over
-the processes. Each (token, expert) row travels by all_to_all over Gloo to the process of its expert, whose rows transformers' own experts compute.
-Gradients of experts need no sum; the others' are summed once, after the last micro-batch (no_sync). It prints JSON: the seconds of each step, and
-the loss of the first."""
+"""One process of a mixture of experts trained by PyTorch and transformers, for experts_link.py: replicas under DDP,
+whose experts are spread over the processes. Each (token, expert) row travels by all_to_all over Gloo to the process
+of its expert, whose rows transformers' own experts compute. Gradients of experts need no sum; the others' are summed
+once, after the last micro-batch (no_sync). It prints JSON: the seconds of each step, and the loss of the first."""
+
 import argparse
 import json
 import os
@@ -73,7 +74,9 @@ def main():
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://{options.master}:29511", rank=options.rank, world_size=2)
-    model = transformers.AutoModelForCausalLM.from_pretrained(os.path.join(options.folder, "model"), experts_implementation="grouped_mm")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        os.path.join(options.folder, "model"), experts_implementation="grouped_mm"
+    )
     own = spread(model, dist.new_group())
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, list(own))
     replica = DistributedDataParallel(model)
@@ -82,7 +85,7 @@ def main():
     batch = 2 * options.micro_batches * options.samples
     seconds, first = [], None
     for step in range(options.steps):
-        mine = data[step * batch:(step + 1) * batch].chunk(2)[options.rank].split(options.samples)
+        mine = data[step * batch : (step + 1) * batch].chunk(2)[options.rank].split(options.samples)
         dist.barrier()
         begin = time.perf_counter()
         loss = 0.0

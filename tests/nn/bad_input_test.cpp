@@ -36,6 +36,22 @@ TEST(BadInput, TokenIdOutsideTheVocabulary) {
   expect_forward_error(layer, {}, {{"input_ids", ids({0, -1, 9})}}, {"token id -1", "position 1", "vocabulary"});
 }
 
+#if !defined(__SANITIZE_ADDRESS__)  // AddressSanitizer ends the program
+
+TEST(BadInput, TokensOfExpertsThatNoMemoryHolds) {
+  constexpr int64_t kTokens = int64_t{1} << 22U, kHidden = int64_t{1} << 23U;  // 2^48 bytes of gate and up
+  Experts layer({"mlp.gate", "experts", "gate", "up", "down"}, {.dim = 1, .hidden = kHidden, .experts = 1, .chosen = 1},
+                1, at::kFloat);
+  make_parameters(layer);
+  expect_error(
+      [&] {
+        MicroBatch(layer, {}).forward(at::ones({kTokens, 1}));
+      },
+      {"experts of mlp.gate", std::to_string(kTokens) + " rows", std::to_string(kTokens * kHidden * 2 * 4)});
+}
+
+#endif
+
 TEST(BadInput, RouterThatGivesNoNumbers) {
   Experts layer({"mlp.gate", "experts", "gate", "up", "down"}, {4, 3, 4, 2, true}, 1, at::kFloat);
   make_parameters(layer);

@@ -53,6 +53,14 @@ TEST(ExpertExchange, TakesEachTokenOnceAndGivesEachRowBack) {
   EXPECT_TRUE(at::equal(dy, all.x));
 }
 
+TEST(ExpertExchange, RefusesMoreTokensThanItsNumbersCount) {
+  ExpertInputs here = inputs();
+  here.x = at::empty({int64_t{1} << 31U, 0});
+  ExpertWay way;
+  Answers echo([](Values message) { return message; });
+  test::expect_error([&] { to_experts(echo, kFirst, here, way, {}); }, {"2147483648 tokens", "too large"});
+}
+
 TEST(ExpertExchange, AMemberMayGetNoToken) {
   ExpertInputs here = inputs();
   here.ends = at::tensor({1, 4, 4, 4}, at::kLong);

@@ -352,6 +352,19 @@ TEST_F(PlanModel, KnowsExperts) {
   expect_one_message(planned({"--recompute", "derivatives"}),
                      {"no combination", "pipeline.experts is 2", "derivatives"});
   expect_one_message(planned({"--micro-batches", "5"}), {"no combination", "last batch", "samples"});
+  // A search also tries how many replicas share them. Here each exchange takes long.
+  const std::vector<std::string> few = {
+      "--search", "--schedule",      "1f1b", "--p2",           "fill", "--recompute", "none", "--micro-batches",
+      "2",        "--data-parallel", "2",    "--data-latency", "0.01"};
+  train = command_in(expect_success(planned(few)).out, file);
+  std::set<int> experts;
+  const json searched = json::parse(read_file(out)).at("choices");
+  for (const json& choice : searched) experts.insert(choice.at("experts").get<int>());
+  EXPECT_EQ(experts, (std::set<int>{1, 2}));
+  EXPECT_EQ(searched[0].at("experts"), 1);
+  train.emplace_back("--print-config");
+  EXPECT_EQ(json::parse(expect_success(train).out).at("pipeline").at("experts"), 1);
+  expect_one_message({"plan", file, "--seconds", "0.01", "--experts", "3"}, {"pipeline.experts is 3", "multiple"});
 }
 
 TEST_F(PlanModel, ReadsCostsWithoutAConfiguration) {

@@ -260,6 +260,7 @@ class Enumeration {
     for (const auto& [size, copies] : loads) {
       candidate.choice.micro_batch_size = size;
       candidate.choice.data_parallel = copies;
+      candidate.choice.experts = request_.experts;
       for (size_t mode = 0; mode < models_.size(); ++mode) {
         const auto& [recompute, model] = models_[mode];
         if (!has_slices(model, slices)) {

@@ -37,6 +37,7 @@ struct PlanRequest {
   // that are asked for leave these out, it is not planned.
   std::vector<AskedSchedule> schedules;
   std::vector<int> data_parallel;  // replicas of the pipeline, which sum their gradients; empty: 1
+  int experts = 1;                 // replicas that share the experts of each layer, as in the cost model
   std::vector<P2Policy> policies;  // of schedules without one of their own; empty: all that it admits
   // Of recompute_names(); empty: all, or none if the costs include recomputation.
   std::vector<std::string> recompute;
@@ -61,6 +62,7 @@ struct PlanChoice {
   int micro_batch_size = 0;
   int slices = 1;  // of each micro-batch's sequences; slice_lengths of the cost model says where they are cut
   int data_parallel = 1;
+  int experts = 1;
   std::string recompute = "none";
   bool streams = false;    // the gradients of all stages
   std::vector<int> split;  // layers of each stage

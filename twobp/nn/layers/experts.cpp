@@ -10,6 +10,7 @@
 #include "twobp/nn/layers/attention_inputs.h"
 #include "twobp/nn/layers/balance.h"
 #include "twobp/nn/layers/expert_exchange.h"
+#include "twobp/nn/thrown.h"
 
 namespace twobp {
 namespace {
@@ -76,6 +77,18 @@ void limited_glu_backward(const at::Tensor& packed, const at::Tensor& dy, double
 
 at::Tensor activate(const at::Tensor& packed, const ExpertsShape& shape) {
   return shape.gate_limit > 0 ? limited_glu(packed, shape.gate_limit) : glu(packed, shape.gate);
+}
+
+// Runs the products of `rows`, which may be many where most tokens choose the experts of one replica. An error of
+// LibTorch, such as too little memory, then names the layer. `own`: the rows of this replica's tokens.
+template <typename Products>
+at::Tensor with_rows(const std::string& router, int64_t rows, int64_t own, const Products& products) {
+  try {
+    return products();
+  } catch (const c10::Error&) {
+    fail("the experts of ", router, ", with ", rows, " rows of tokens where ", own,
+         " would be even: ", message_of_thrown());
+  }
 }
 
 at::Tensor product(const at::Tensor& a, const at::Tensor& b) {
@@ -386,11 +399,14 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
     if (shared_) of_shared = shared_->forward({std::move(x)}, context, saved.child(kShared))[0];
   };
   if (travels) here = to_experts(group(context), shape_.share, here, way, run_shared);
-  at::Tensor packed = input_.forward({std::move(here.x), here.ends, here.places}, context, saved.child(kInput))[0];
-  // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
-  at::Tensor act = activate(packed, shape_);
-  act.mul_(here.weights);
-  at::Tensor y = output_.forward({std::move(act), here.ends, here.places}, context, saved.child(kOutput))[0];
+  at::Tensor packed;
+  at::Tensor y = with_rows(router_name_, here.places.size(0), routing.rows.numel(), [&] {
+    packed = input_.forward({std::move(here.x), here.ends, here.places}, context, saved.child(kInput))[0];
+    // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
+    at::Tensor act = activate(packed, shape_);
+    act.mul_(here.weights);
+    return output_.forward({std::move(act), here.ends, here.places}, context, saved.child(kOutput))[0];
+  });
   if (travels) y = from_experts(group(context), shape_.share, way, {std::move(y)})[0];
   at::Tensor sum = sum_of_tokens(y, routing.rows);
   if (output_bias_) sum.add_(product(of_experts(weights, chosen), output_biases()));
@@ -449,18 +465,21 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   };
   at::Tensor dy_here = dy;
   if (travels) dy_here = gradients_to_experts(group(context), shape_.share, way, dy, run_shared);
-  at::Tensor dact = output_.backward_p1({std::move(dy_here)}, context, saved.child(kOutput))[0];
-  saved.child(kOutput).release_p1();
-  at::Tensor dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
-  dact.mul_(of_rows);
-  at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
-  if (shape_.gate_limit > 0) {
-    limited_glu_backward(packed, dact, shape_.gate_limit, dpacked);
-  } else {
-    glu_backward(packed, dact, shape_.gate, dpacked);
-  }
-  packed.reset();
-  at::Tensor dx_of_rows = input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
+  at::Tensor dweight_of_rows;
+  at::Tensor dx_of_rows = with_rows(router_name_, packed.size(0), rows.numel(), [&] {
+    at::Tensor dact = output_.backward_p1({std::move(dy_here)}, context, saved.child(kOutput))[0];
+    saved.child(kOutput).release_p1();
+    dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
+    dact.mul_(of_rows);
+    at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
+    if (shape_.gate_limit > 0) {
+      limited_glu_backward(packed, dact, shape_.gate_limit, dpacked);
+    } else {
+      glu_backward(packed, dact, shape_.gate, dpacked);
+    }
+    packed.reset();
+    return input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
+  });
   saved.child(kInput).release_p1();
   if (travels) {
     Values back = from_experts(group(context), shape_.share, way, {std::move(dx_of_rows), std::move(dweight_of_rows)});
