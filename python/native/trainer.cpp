@@ -44,10 +44,12 @@ namespace {
 // each sample are read whole.
 class ExampleDataset : public Dataset {
  public:
-  ExampleDataset(Fields fields, int64_t samples) : fields_(std::move(fields)), samples_(samples) {}
-  int64_t size() const override { return samples_; }
+  // The samples of the fields, over and over.
+  ExampleDataset(Fields fields, int64_t samples, int64_t size)
+      : fields_(std::move(fields)), samples_(samples), size_(size) {}
+  int64_t size() const override { return size_; }
   Fields read(const std::vector<int64_t>& indices, int64_t /*epoch*/) const override {
-    const at::Tensor rows = at::tensor(indices, at::kLong);
+    const at::Tensor rows = at::tensor(indices, at::kLong).remainder(samples_);
     Fields read;
     for (const auto& [name, tensor] : fields_) {
       const bool by_sample = tensor.dim() > 0 && tensor.size(0) == samples_;
@@ -58,7 +60,7 @@ class ExampleDataset : public Dataset {
 
  private:
   Fields fields_;
-  int64_t samples_;
+  int64_t samples_, size_;
 };
 
 // Of the trainers over process groups, which all processes make in the same order.
@@ -89,19 +91,24 @@ class PyTrainer {
                 ", but this is the only process, and in Python each rank of a replica is a process: start ",
                 int64_t{replicas} * pipeline_shape(made.pipeline).ranks,
                 " processes by torchrun, or leave out data_parallel");
-    const ModelSpec model = build_model(made);
+    const ModelSpec whole = build_model(made);
     input_ = made.model.input();
     check_given(example, input_);
-    auto data = std::make_shared<ExampleDataset>(as_read(example, input_), made.pipeline.micro_batch_size);
+    const int64_t batch = int64_t{replicas} * pipeline_shape(made.pipeline).micro_batches;
+    auto data = std::make_shared<ExampleDataset>(as_read(example, input_), made.pipeline.micro_batch_size,
+                                                 batch * made.pipeline.micro_batch_size);
     DataSplit split{std::move(data), nullptr};
+    const bool shares = made.pipeline.experts > 1;
     if (group.empty()) {
-      trainer_ = std::make_unique<Trainer>(made, model, std::move(split));
+      trainer_ = std::make_unique<Trainer>(made, whole, std::move(split));
     } else {
-      trainer_ = std::make_unique<Trainer>(made, model, std::move(split),
-                                           world_of(made.pipeline, c10d::resolve_process_group(group), launcher));
+      World world = world_of(made.pipeline, c10d::resolve_process_group(group), launcher);
+      const ExpertShare share{made.pipeline.experts, world.replica % made.pipeline.experts};
+      trainer_ = std::make_unique<Trainer>(made, shares ? build_model(made, share) : whole, std::move(split),
+                                           std::move(world));
     }
     if (!made.model.from.empty()) {
-      load_weights(trainer_->pipeline(), made.model.weights());
+      load_weights(trainer_->pipeline(), made.model.weights(), shares ? &whole : nullptr);
     }
     if (!weights.empty()) {
       write(trainer_->update().live_weights(), weights, trainer_->update().optimizer_steps());
@@ -125,7 +132,7 @@ class PyTrainer {
   // `next`: the first micro-batches of the next step, as far as they are known.
   py::dict step(const std::vector<Fields>& micro_batches, std::optional<double> lr, const std::vector<Fields>& next) {
     const Use use(*this);
-    const Batch batch = own_batch(micro_batches);
+    const Batch batch = checked_batch(micro_batches);
     const std::vector<Fields> own_next = own_batch(next).micro_batches;
     const std::string name = concat("step ", trainer_->steps_done() + 1);
     last_ = to_dict(until_done(name + " was given up: it has changed nothing", [&]() -> std::optional<StepResult> {
@@ -367,7 +374,7 @@ class PyTrainer {
   // Adds the sums of a batch, and returns its targets on all replicas.
   int64_t evaluate_batch(const std::vector<Fields>& micro_batches, int64_t number, BatchEvaluation& sums,
                          bool writes_buffers = false) {
-    const Batch batch = own_batch(micro_batches);
+    const Batch batch = checked_batch(micro_batches);
     const auto result = until_done("the evaluation was given up: it has changed nothing", [&] {
       const auto done = trainer_->evaluate(batch, number, writes_buffers);
       if (!done) trainer_->go_on_from(trainer_->position());
@@ -392,6 +399,14 @@ class PyTrainer {
     if (launcher.started_many()) process.local_rank = launcher.local_rank;
     const Ends hosts(1, [&](int) { return make_c10d_transport(std::move(group), options); });
     return make_gpu_world(start_options(config), process, hosts);
+  }
+
+  // The same where all replicas must have as many micro-batches.
+  Batch checked_batch(const std::vector<Fields>& of_all) const {
+    const size_t all = static_cast<size_t>(trainer_->world().replicas) * trainer_->micro_batches();
+    TWOBP_CHECK(trainer_->config().pipeline.experts == 1 || of_all.size() == all, "the batch has ", of_all.size(),
+                " micro-batches, but replicas that share experts need as many each: give ", all, " in all");
+    return own_batch(of_all);
   }
 
   // This replica's share of a step's micro-batches, as a Loader gives it.

@@ -88,6 +88,45 @@ def test_replicas_share_a_batch(tmp_path):
     assert first[3].keys() == alone[3].keys() == second[3].keys()
 
 
+EXPERTS = """
+import sys, torch, twobp
+import torch.distributed as dist
+twobp.init_process_group()
+ids = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(2))
+batch, sample = {"input_ids": ids, "labels": ids}, {"input_ids": ids[:2], "labels": ids[:2]}
+model = {"type": "qwen3_moe", "dim": 16, "layers": 2, "heads": 2, "hidden": 16, "experts": 4, "vocab": 20}
+found = []
+for experts in (1, 2):
+    trainer = twobp.Trainer(model=model, example=sample, ranks=1, micro_batches=2, data_parallel=2, experts=experts)
+    losses = [trainer.step(batch).loss for _ in range(2)] + [trainer.evaluate([batch]).loss]
+    trainer.save(f"{sys.argv[1]}/model{experts}")
+    again = twobp.Trainer(model={"from": f"{sys.argv[1]}/model{experts}"}, example=sample, ranks=1, micro_batches=2,
+                          data_parallel=2, experts=experts)
+    losses.append(again.evaluate([batch]).loss)
+    found.append((losses, trainer.state_dict(), trainer.optimizer_state()))
+try:
+    trainer.step({name: tensor[:6] for name, tensor in batch.items()})
+except twobp.Error as error:
+    found.append(str(error))
+torch.save(found, f"{sys.argv[1]}/{dist.get_rank()}.pt")
+"""
+
+
+def test_replicas_share_experts(tmp_path):
+    script = tmp_path / "experts.py"
+    script.write_text(EXPERTS)
+    codes, said = fresh.run_ranks(2, script, tmp_path, tmp_path)
+    assert codes == [0, 0], said
+    for rank in range(2):
+        apart, shared, refused = torch.load(tmp_path / f"{rank}.pt")
+        assert shared[0] == apart[0] and apart[0][2] == apart[0][3]
+        for of_one, of_both in zip(shared[1:], apart[1:]):
+            assert of_one.keys() == of_both.keys() and all(torch.equal(of_one[name], of_both[name]) for name in of_both)
+        assert "3 micro-batches" in refused and "give 4" in refused
+    whole, parts = (tmp_path / f"model{experts}/model.safetensors" for experts in (1, 2))
+    assert whole.exists() and not parts.exists()  # each process has written its own
+
+
 def test_replicas_need_processes(make):
     with pytest.raises(twobp.Error, match="each rank of a replica is a process: start 4"):
         make(data_parallel=2)

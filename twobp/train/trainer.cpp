@@ -41,8 +41,8 @@ void check_model_has_experts(const Config& config, const ModelSpec& model) {
   }
   TWOBP_CHECK(
       any, "pipeline.experts is ", config.pipeline.experts,
-      ", but no layer of the model has experts that replicas can share (those of a model that is given to the trainer, "
-      "as in Python, cannot): set it to 1");
+      ", but no layer of the model has experts that replicas can share (those of a captured module cannot): set it to "
+      "1");
 }
 
 ModelSpec model_of(const Config& config) {

@@ -148,9 +148,7 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, routed_scale, "factor of the experts' weights").above(0),
       TWOBP_KEY(O, normalized_routing, "the weights of a token's experts sum to 1"),
       TWOBP_KEY(O, balance_loss, "factor of the loss that balances the tokens of the experts; 0: none").from(0, 1e6),
-      TWOBP_KEY(O, balance_rate,
-                "change of the bias that balances the tokens of the experts, in each step that trains the router; 0: "
-                "none")
+      TWOBP_KEY(O, balance_rate, "by which a step moves the biases of a trained router towards balance; 0: none")
           .from(0, 1)
           .freely_tuned(),
       TWOBP_KEY(O, shared_hidden, "width of the expert that all tokens share").in("features").from(1, 4 * kMaxWidth),
