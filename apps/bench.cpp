@@ -227,6 +227,21 @@ void check_policies(const BenchOptions& options) {
               options.ways.empty() ? "each of the schedules has its own p2 policy" : "--ways have their own p2 policy");
 }
 
+// Each precision with each recomputation.
+std::vector<Config> configs_of(const BenchOptions& options, const Config& config) {
+  std::vector<Config> configs;
+  for (const std::string& precision :
+       options.precisions.empty() ? std::vector<std::string>{config.train.precision} : options.precisions) {
+    configs.push_back(config);
+    configs.back().train.precision = precision;
+    for (size_t i = 0; i < options.recomputes.size(); ++i) {
+      if (i > 0) configs.push_back(configs.back());
+      configs.back().pipeline.recompute = {options.recomputes[i]};
+    }
+  }
+  return configs;
+}
+
 int bench(BenchOptions options) {
   check_alone("bench", find_launcher());
   if (!options.kernels_folder.empty()) {
@@ -244,20 +259,8 @@ int bench(BenchOptions options) {
   check_policies(options);
   std::vector<std::unique_ptr<Trainer>> trainers;
   std::vector<BenchRow> rows;
-  // Each precision is measured with each recomputation.
-  std::vector<Config> configs;
-  for (const std::string& precision :
-       options.precisions.empty() ? std::vector<std::string>{config.train.precision} : options.precisions) {
-    configs.push_back(config);
-    configs.back().train.precision = precision;
-    for (size_t i = 0; i < options.recomputes.size(); ++i) {
-      if (i > 0) configs.push_back(configs.back());
-      configs.back().pipeline.recompute = {options.recomputes[i]};
-    }
-  }
   for (const std::string& way : options.ways) add_way(way, options, overrides, trainers, rows);
-  if (!options.ways.empty()) configs.clear();
-  for (const Config& one : configs) {
+  for (const Config& one : options.ways.empty() ? configs_of(options, config) : std::vector<Config>()) {
     std::set<std::vector<int>> placed;  // one pipeline for each placement of stages
     for (const std::string& asked : options.schedules) {
       const std::string schedule = AskedSchedule(asked).source.name();

@@ -79,6 +79,17 @@ at::Tensor activate(const at::Tensor& packed, const ExpertsShape& shape) {
   return shape.gate_limit > 0 ? limited_glu(packed, shape.gate_limit) : glu(packed, shape.gate);
 }
 
+// In the memory of `packed`, if nothing else holds it.
+at::Tensor activate_backward(at::Tensor packed, const at::Tensor& dy, const ExpertsShape& shape) {
+  at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
+  if (shape.gate_limit > 0) {
+    limited_glu_backward(packed, dy, shape.gate_limit, dpacked);
+  } else {
+    glu_backward(packed, dy, shape.gate, dpacked);
+  }
+  return dpacked;
+}
+
 // Runs the products of `rows`, which may be many where most tokens choose the experts of one replica. An error of
 // LibTorch, such as too little memory, then names the layer. `own`: the rows of this replica's tokens.
 template <typename Products>
@@ -471,13 +482,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
     saved.child(kOutput).release_p1();
     dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());
     dact.mul_(of_rows);
-    at::Tensor dpacked = exclusively_owned(packed) ? packed : at::empty_like(packed);
-    if (shape_.gate_limit > 0) {
-      limited_glu_backward(packed, dact, shape_.gate_limit, dpacked);
-    } else {
-      glu_backward(packed, dact, shape_.gate, dpacked);
-    }
-    packed.reset();
+    at::Tensor dpacked = activate_backward(std::move(packed), dact, shape_);
     return input_.backward_p1({std::move(dpacked)}, context, saved.child(kInput))[0];
   });
   saved.child(kInput).release_p1();
