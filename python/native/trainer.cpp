@@ -329,7 +329,7 @@ class PyTrainer {
       return cost_model_to_json(measure_costs(trainer_->config(), pipeline.model(), *trainer_->data().train, options));
     Config config = trainer_->config();
     config.pipeline.micro_batch_size = samples;
-    const ExampleDataset data(as_read(*example, input_), samples);
+    const ExampleDataset data(as_read(*example, input_), samples, samples);
     return cost_model_to_json(measure_costs(config, pipeline.model(), data, options));
   }
 
