@@ -19,9 +19,13 @@
 #include "twobp/models/decoder/options.h"
 #include "twobp/models/model_weights.h"
 #include "twobp/pipeline/pipeline.h"
+#include "twobp/pipeline/profile/profile.h"
+#include "twobp/pipeline/step_plan.h"
+#include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/checkpoint/checkpointer.h"
 #include "twobp/train/update/update.h"
+#include "twobp/train/variant.h"
 #include "twobp/train/weights/save_model.h"
 #include "twobp/train/weights/weight_files.h"
 #include "twobp/transport/start.h"
@@ -333,6 +337,32 @@ TEST(ExpertGroups, AreMeasured) {
   EXPECT_GT(shared.beside_experts, 0) << "shared experts";
   EXPECT_EQ(again.forward_to_experts, shared.forward_to_experts);
   EXPECT_EQ(again.p1_to_experts, shared.p1_to_experts + shared.forward_to_experts + shared.forward_from_experts);
+}
+
+// The simulation knows the peak of each rank within 1 %. Each token has all experts, so that all replicas have as many
+// rows, and W runs in no wait, which lasts as long as it happens to.
+TEST(ExpertGroups, TakeTheBytesThatAreSimulated) {
+  for (const int experts : {1, 2}) {
+    for (const int micro_batches : {2, 4}) {
+      for (const std::string p2 : {"off", "end"}) {
+        Config config = config_of("qwen3_moe", experts, experts,
+                                  {"model.dim=120", "model.hidden=96", "model.experts_per_token=8",
+                                   "pipeline.memory_cap=0", "pipeline.schedule=1f1b", "pipeline.p2=" + p2,
+                                   concat("pipeline.micro_batches=", micro_batches), "pipeline.micro_batch_size=4"});
+        run_worlds(threads_of(config), [&](World world) {
+          Trainer trainer(config, std::move(world));
+          trainer.step();
+          const StepPlan plan = make_plan(trainer.pipeline(), trainer.variant(), micro_batches);
+          const Simulation simulation =
+              simulate(plan.schedule, profiled_costs(trainer.pipeline().layer_costs()), simulation_of(plan));
+          const MemoryUse use = trainer.step().report.rank_memory[0];
+          const double predicted = static_cast<double>(use.total()) + simulation.ranks[0].peak_bytes;
+          EXPECT_NEAR(static_cast<double>(use.peak), predicted, 0.01 * predicted)
+              << "experts " << experts << ", M " << micro_batches << ", p2 " << p2;
+        });
+      }
+    }
+  }
 }
 
 // A checkpoint is continued by groups of another size, to the bit.
