@@ -34,10 +34,12 @@ def tokens(dice, kind):
 DECODERS = {"llama": ["model.rope_scaling=yarn", "model.rope_factor=4"], "mistral": ["model.windows=6"],
             "qwen3": ["model.windows=0,5"], "olmo2": [], "gemma2": ["model.windows=3,0"], "smollm3": ["model.windows=4,0,4"],
             "qwen3_moe": ["model.experts=5", "model.experts_per_token=2", "model.hidden=20", "model.balance_loss=0.1"],
+            "deepseek_v3": ["model.experts=6", "model.experts_per_token=2", "model.expert_groups=2", "model.hidden=20", "model.dense_layers=1",
+                            "model.balance_rate=0.01"],
             "gpt2": ["model.dropout=0.1"], "gpt_neox": ["model.rope_part=1", "model.attention_dropout=0.1"]}
 
 
-LORA = {"gpt2": "c_attn,c_proj", "gpt_neox": "query_key_value,dense"}
+LORA = {"gpt2": "c_attn,c_proj", "deepseek_v3": "kv_b_proj,o_proj", "gpt_neox": "query_key_value,dense"}
 
 
 def model_of(dice):
@@ -108,9 +110,10 @@ def way_of(dice, sliced, streams, rounds):
     """Settings that must not change the bits."""
     gradients = dice.choice(['kept', 'auto'] + ['streamed'] * 2 * streams)  # streamed ones need W that waits
     schedule = dice.choice([one for one in SCHEDULES if not sliced or one != 'dualpipe-v'])
+    policy = dice.choice(['off'] * (gradients != 'streamed') + ['end', 'cooldown', 'fill'])  # a searched schedule has its own
     return [f"pipeline.schedule={schedule}",
             f"pipeline.ranks={dice.randint(1, 4)}",
-            f"pipeline.p2={dice.choice(['off'] * (gradients != 'streamed') + ['end', 'cooldown', 'fill'])}", f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
+            *([f"pipeline.p2={policy}"] if schedule != "auto" else []), f"pipeline.p2_order={dice.choice(['oldest', 'bucket'])}",
             f"pipeline.gradients={gradients}",
             f"pipeline.memory_cap={dice.choice(['auto', '0', '1.2x'])}", f"pipeline.run_ahead={dice.choice(['auto', 'on', 'off'])}",
             f"pipeline.recompute={dice.choice(['[]', 'activations'] + ['derivatives', 'both'] * (not sliced and not rounds))}"]
