@@ -226,9 +226,9 @@ TEST(StageModel, RunsSmallGradientsFirst) {
   expect_pieces({true, true, true}, {5, 10, 22, 0}, {0, 4, 10, 14});
   costs[1].layers[1].streamed_stash = 7;  // of 8
   expect_pieces({true, true, true}, {5, 10, 22, 0}, {0, 1, 7, 14});
-  costs[1].layers[1].streamed_gradient = 30;  // a layer whose gradients are applied together, in its last piece
+  costs[1].layers[1].streamed_gradient = 30;  // a layer whose gradients are applied together, after its last piece
   costs[1].layers[1].streamed_unit = 1;
-  expect_pieces({true, true, true}, {10, 0, 27, 0}, {0, 6, 7, 14});
+  expect_pieces({true, true, true}, {10, 13.5, 27, 0}, {0, 6, 7, 14});
 }
 
 TEST(StageModel, TakesTheLargestP2OfItsRank) {

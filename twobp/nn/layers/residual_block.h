@@ -31,6 +31,7 @@ class BatchNormReluConv2d : public Layer {
   Values backward_p1(Values dy, Context& context, Saved& saved) override;
   void backward_p2(std::span<Saved* const> saved) override;
   void collect_p2(Saved& saved, std::vector<P2Unit>& units) override;
+  bool p2_reads_other_weights() const override { return false; }
   // Appends the norm's parameters, then the convolution's.
   void collect_parameters(std::vector<Parameter*>& parameters) override;
 

@@ -24,8 +24,9 @@ double p2_weight(const LayerCost& layer) {
   return layer.p2_units > 0 ? layer.backward_p2 : 0;
 }
 
-// Those of the others are taken to be alike.
+// Those of the others are taken to be alike. If they are applied together, they add up until the last unit.
 double gradient_of(const LayerCost& layer, int unit) {
+  if (layer.applies_together()) return layer.streamed_in_w() * (unit + 1) / layer.p2_units;
   if (unit == static_cast<int>(layer.streamed_unit)) return layer.streamed_in_w();
   const double others = (layer.streamable() - layer.streamed_gradient) / std::max(1, layer.p2_units - 1);
   return std::clamp(others, 0.0, layer.streamed_in_w());
@@ -112,7 +113,7 @@ StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) 
   }
   const auto all_of_layer = [&](const P2Piece& piece) {  // if its gradients are applied together
     const LayerCost& layer = layers[piece.layer];
-    return layer.streamed_gradient == layer.streamable() ? layer.streamed_in_w() : piece.gradient;
+    return layer.applies_together() ? layer.streamed_in_w() : piece.gradient;
   };
   if (smallest_first) std::ranges::stable_sort(model.pieces, {}, all_of_layer);
   std::vector<int> left;  // pieces of each layer

@@ -8,6 +8,14 @@
 #include "twobp/pipeline/memory/memory_meter.h"
 
 namespace twobp {
+namespace {
+
+// The fused kernels copy a gradient whose channels come last, if it is not flat.
+at::Tensor flat(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+}  // namespace
 
 Optimizer::Optimizer(const OptimizerConfig& config, const std::vector<Item>& items) : config_(config) {
   const std::vector<std::string> known = {"adamw", "adam", "sgd", "muon"};
@@ -91,10 +99,10 @@ void Optimizer::update(const Group& group, const std::vector<size_t>& which, dou
 void Optimizer::update_fused(const Group& group, const std::vector<size_t>& which, double lr, double grad_factor) {
   Tensors all;
   for (const size_t i : which) {
-    all.values.push_back(group.values[i]);
-    all.grads.push_back(group.items[i].of(group.items[i].parameter->grad));
-    if (!group.first.empty()) all.first.push_back(group.first[i]);
-    if (!group.second.empty()) all.second.push_back(group.second[i]);
+    all.values.push_back(flat(group.values[i]));
+    all.grads.push_back(flat(group.items[i].of(group.items[i].parameter->grad)));
+    if (!group.first.empty()) all.first.push_back(flat(group.first[i]));
+    if (!group.second.empty()) all.second.push_back(flat(group.second[i]));
     all.steps.push_back(count_);
   }
   // The fused kernels divide by grad_scale.

@@ -50,6 +50,10 @@ struct LayerCost {
 
   double seconds() const { return forward + backward_p1 + backward_p2; }
   double streamable() const { return gradient_bytes - tied_gradient; }
+  // Whether none is applied before the last piece of W.
+  bool applies_together() const {
+    return p2_units > 0 && streamed_gradient == streamable() && streamed_unit == p2_units - 1;
+  }
   // The most that W adds to those made in I.
   double streamed_in_w() const { return std::max(0.0, streamed_gradient - p1_gradient); }
 };
