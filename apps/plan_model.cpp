@@ -392,6 +392,34 @@ void print_exchanges(const PlanChoice& choice, const CostModel& model, const Pla
   }
 }
 
+// What streaming the gradients of this choice frees and takes: the bytes of each stage, and the step both ways.
+void print_gradients(const PlanChoice& choice, const CostModel& model, const PlanRequest& request) {
+  if (std::ranges::count(request.streams, true) == 0 || choice.found) return;
+  const PlannedRun run = planned_run(model, choice, request);
+  const Schedule& schedule = run.schedule;
+  std::vector<std::vector<std::string>> rows = {
+      {"stage", "gradients", "at once if streamed", concat("stash of ", schedule.micro_batches, " micro-batches")}};
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    double stash = 0;
+    for (int m = 0; m < schedule.micro_batches; ++m) {
+      for (const LayerCost& layer : run.costs[cost_index(schedule, run.costs, stage, m)].layers) stash += layer.stash;
+    }
+    const StreamedBytes bytes = streamed_bytes(run.costs[static_cast<size_t>(stage)].layers);
+    rows.push_back({std::to_string(stage), format_bytes(bytes.freed), format_bytes(bytes.most), format_bytes(stash)});
+  }
+  std::cout << '\n';
+  print_table(rows);
+  for (const bool streams : {false, true}) {
+    PlanChoice way = choice;
+    way.streams = streams;
+    if (streams && (way.policy == P2Policy::kOff || way.policy == P2Policy::kPlaced)) continue;
+    const PlannedRun other = planned_run(model, way, request);
+    const Simulation step = simulate(other.schedule, other.costs, other.options);
+    std::cout << "The first row with " << gradients_of(way) << " gradients: " << milliseconds(step.step_seconds) << ", "
+              << format_bytes(peak_of(step)) << ".\n";
+  }
+}
+
 void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   if (options.svg.empty() && options.csv.empty()) return;
   PlannedRun run = planned_run(model, choice, request);
@@ -535,6 +563,7 @@ void plan_model(const PlanOptions& options) {
   const PlanChoice& best = rows.front().choice;
   std::cout << '\n' << gain_text(of.result) << ".\n";
   print_exchanges(best, of.model, of.request);
+  print_gradients(best, of.model, of.request);
   std::cout << "\nThe first row trains with\n"
             << printable_lines(command_of(best, of.model, of.request, of.options, of.config)) << '\n';
   if (!options.json.empty()) write_json(rows, combinations, simulated, options.json);

@@ -229,6 +229,19 @@ TEST_F(PlanModel, SaysWhyGradientsAreKept) {
                      {"--gradients has 'streamed'", "train.clip_norm"});
 }
 
+// Planned with both, the bytes of each stage that decide, and the first row both ways.
+TEST_F(PlanModel, ComparesKeptAndStreamedGradients) {
+  const auto out_of = [&](const std::string& gradients) {
+    return expect_success({"plan", config_, "--gradients", gradients, "--p2", "fill", "--seconds", "0.01", "--ranks",
+                           "2", "--schedule", "1f1b", "--micro-batches", "4", "--recompute", "none"})
+        .out;
+  };
+  const std::string out = out_of("kept,streamed");
+  test::expect_contains(out, {"at once if streamed", "stash of 4 micro-batches",
+                              "The first row with kept gradients: ", "The first row with streamed gradients: "});
+  EXPECT_EQ(out_of("kept").find("at once if streamed"), std::string::npos);
+}
+
 // An option that would change nothing is refused.
 TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
   const std::string file = costs();
