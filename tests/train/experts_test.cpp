@@ -202,6 +202,28 @@ TEST(ExpertGroups, OtherUpdatesKeepTheBits) {
   }
 }
 
+// A streamed gradient of experts has a part for each replica until it is summed, and no memory after it is applied.
+TEST(ExpertGroups, StreamedGradientsKeepTheBits) {
+  const Begin is_streamed = [](Trainer& trainer) {
+    for (const Parameter* weight : trainer.weights()) {
+      EXPECT_TRUE(weight->streams_grad() || weight->is_buffer()) << weight->name();
+      EXPECT_FALSE(weight->grad.defined() || weight->grad_by_source.defined()) << weight->name();
+    }
+  };
+  for (const std::string family : {"qwen2_moe", "gpt_oss"}) {
+    std::vector<std::string> keys = {"train.clip_norm=0", "pipeline.stages=0"};
+    const Training expected = run(config_of(family, 4, 1, keys));
+    keys.push_back("pipeline.gradients=streamed");
+    for (const bool shards : {false, true}) {
+      keys.push_back(concat("optimizer.shard=", shards ? "true" : "false"));
+      keys.push_back(concat("pipeline.ranks=", shards ? 1 : 2));
+      for (const int experts : {2, 4})
+        expect_same(expected, run(config_of(family, 4, experts, keys), is_streamed),
+                    concat(family, ", e ", experts, shards ? ", shards" : ", two ranks"));
+    }
+  }
+}
+
 // All scores are equal, so every token has the same experts: the others, and a replica, get no token.
 TEST(ExpertGroups, AllTokensMayGoToOneReplica) {
   const Begin begin = [](Trainer& trainer) {

@@ -164,7 +164,9 @@ void Parameter::stream_grad() {
 void Parameter::forget_grad() {
   has_grad_ = joined_ = false;
   rows_.clear();
-  if (streams_grad_) grad.reset();
+  if (!streams_grad_) return;
+  grad.reset();
+  grad_by_source.reset();
 }
 
 at::Tensor& Parameter::grad_memory() {
@@ -267,7 +269,8 @@ std::pair<at::Tensor, bool> Parameter::grad_to_write() {
 }
 
 std::pair<at::Tensor, bool> Parameter::grad_by_source_to_write() {
-  if (!grad_by_source.defined()) return grad_to_write();
+  if (share_.of == 1) return grad_to_write();
+  grad_memory();
   TWOBP_CHECK(!discards_, name(), " is held by several replicas, so its gradient cannot be computed twice");
   return {grad_by_source.flatten(0, 1), std::exchange(has_grad_, true)};
 }

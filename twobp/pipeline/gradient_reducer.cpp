@@ -80,7 +80,7 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
   for (Item& item : items) {
     const at::Tensor& grad = item.parameter->grad;
     const bool streams = item.parameter->streams_grad();
-    const bool by_source = item.parameter->grad_by_source.defined();
+    const bool by_source = item.parameter->share().of > 1;
     TWOBP_CHECK(!by_source || holders_ != nullptr, "parameter ", item.parameter->name(),
                 " has a gradient by source, but no replicas are given that hold it");
     TWOBP_CHECK(item.parameter->trainable() && (streams || (grad.defined() && grad.is_non_overlapping_and_dense())),
@@ -145,7 +145,7 @@ void GradientReducer::start_next() {
   const OnStream here(device_.sums());
   made_.pop_front();
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
-  if (bucket.streams()) lay_out(bucket);
+  if (bucket.streams() && !bucket.by_source()) lay_out(bucket);
   const int number = static_cast<int>(next_) + 1;
   if (bucket.by_source()) {
     const at::Tensor& terms = bucket.items.front().parameter->grad_by_source;

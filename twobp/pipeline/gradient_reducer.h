@@ -83,7 +83,7 @@ class GradientReducer {
     std::vector<int> layers;
 
     bool streams() const { return items.front().parameter->streams_grad(); }
-    bool by_source() const { return items.front().parameter->grad_by_source.defined(); }
+    bool by_source() const { return items.front().parameter->share().of > 1; }
   };
   const std::vector<Bucket>& buckets() const { return buckets_; }
   // The number of buckets that this step has started.
