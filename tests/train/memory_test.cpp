@@ -1,11 +1,16 @@
 // Tests the bytes of a whole training run by category: the optimizer's bytes for each weight, and the savings of tying.
 // Also proves that steps and evaluations return all memory that they took.
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <memory>
+#include <mutex>
 
 #include <gtest/gtest.h>
 
+#include "tests/expect_error.h"
 #include "tests/model_options.h"
+#include "tests/train/helpers.h"
 #include "tests/train/worlds.h"
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
@@ -166,8 +171,6 @@ TEST(StreamedGradients, TakeTheBytesThatAreSimulated) {
 TEST(StreamedGradients, TakeTheBytesThatAreSimulatedInEveryModel) {
   for (const std::string model : {"bert", "mamba", "resnet", "llama"}) {
     for (const int ranks : {1, 2}) {
-      // A stage's input may also be kept by the rank that sent it, whose I then frees it too early in the simulation.
-      if (model == "resnet" && ranks > 1) continue;
       Config config = config_of("adamw", 0, /*tied=*/false, {});
       test::llama_of(config).dim = 256;
       test::llama_of(config).hidden = 640;
@@ -175,7 +178,9 @@ TEST(StreamedGradients, TakeTheBytesThatAreSimulatedInEveryModel) {
       if (model == "mamba") test::make_mamba(config);
       if (model == "resnet") {
         test::make_tiny_resnet(config);
-        config.model.type.as<ResnetOptions>().widths = {64, 128};
+        config.model.type.as<ResnetOptions>().widths =
+            ranks > 1 ? std::vector<int>{1024, 1024} : std::vector<int>{64, 128};
+        if (ranks > 1) config.data.image_size = 4;
       }
       if (model == "mamba" && ranks > 1) config.data.sequence = 4;
       if (model == "llama") config.pipeline.stash = "bf16";
@@ -197,6 +202,85 @@ TEST(StreamedGradients, TakeTheBytesThatAreSimulatedInEveryModel) {
             << model << ", rank " << rank << " of " << ranks;
       }
     }
+  }
+}
+
+class Watcher : public Observer {
+ public:
+  explicit Watcher(bool keeps = false) : keeps_(keeps) {}
+  void on_step(const StepReport& /*report*/) override {}
+  bool wants_gradients() const override { return true; }
+  void on_gradient(const Parameter& parameter, const at::Tensor& gradient) override {
+    const std::lock_guard lock(mutex_);
+    seen[parameter.name()].push_back(gradient.clone());
+    if (keeps_) kept_.push_back(gradient);
+  }
+
+  std::map<std::string, std::vector<at::Tensor>> seen;
+
+ private:
+  bool keeps_;
+  std::vector<at::Tensor> kept_;
+  std::mutex mutex_;
+};
+
+// Every gradient is seen once in a step before it is applied, kept and streamed ones with the same bits.
+TEST(StreamedGradients, AreSeenByObservers) {
+  std::map<std::string, std::vector<at::Tensor>> expected;
+  for (const std::vector<int>& split : {std::vector<int>{8}, {3, 5}}) {
+    for (const std::string gradients : {"kept", "streamed"}) {
+      Config config = config_of("adamw", 0, /*tied=*/true, split);
+      config.pipeline.gradients = gradients;
+      Trainer trainer(config);
+      const auto watcher = std::make_shared<Watcher>();
+      trainer.add_observer(watcher);
+      trainer.step();
+      const double norm = trainer.step().grad_norm;
+      double squares = 0;
+      for (const auto& [name, gradient] : watcher->seen) {
+        ASSERT_EQ(gradient.size(), 2U) << name;
+        squares += std::pow(gradient[1].norm().item<double>(), 2);
+      }
+      EXPECT_NEAR(std::sqrt(squares), norm, 1e-5 * norm);
+      if (expected.empty()) expected = watcher->seen;
+      ASSERT_EQ(watcher->seen.size(), expected.size());
+      for (const auto& [name, gradient] : watcher->seen) {
+        for (size_t step = 0; step < 2; ++step)
+          EXPECT_TRUE(test::same_bits(gradient[step], expected.at(name)[step])) << name << ", " << gradients;
+      }
+    }
+  }
+}
+
+// Of an update in shards, each replica's observers see the numbers that it applies.
+TEST(StreamedGradients, AreSeenInShards) {
+  for (const std::string gradients : {"kept", "streamed"}) {
+    Config config = config_of("adamw", 0, /*tied=*/false, {8});
+    config.pipeline.gradients = gradients;
+    config.pipeline.data_parallel = 2;
+    config.optimizer.shard = true;
+    std::mutex mutex;
+    std::map<std::string, int64_t> seen, numbers;
+    run_worlds(make_in_process_worlds(2, 1, 0), [&](World world) {
+      Trainer trainer(config, std::move(world));
+      const auto watcher = std::make_shared<Watcher>();
+      trainer.add_observer(watcher);
+      trainer.step();
+      const std::lock_guard lock(mutex);
+      for (const Parameter* weight : trainer.weights()) numbers[weight->name()] = weight->numel();
+      for (const auto& [name, gradient] : watcher->seen) seen[name] += gradient.at(0).numel();
+    });
+    EXPECT_EQ(seen, numbers) << gradients;
+  }
+}
+
+TEST(StreamedGradients, MayNotBeKeptByObservers) {
+  for (const std::string gradients : {"kept", "streamed"}) {
+    Config config = config_of("adamw", 0, /*tied=*/false, {8});
+    config.pipeline.gradients = gradients;
+    Trainer trainer(config);
+    trainer.add_observer(std::make_shared<Watcher>(/*keeps=*/true));
+    test::expect_error([&] { trainer.step(); }, {"an observer keeps the gradient of model.", "keep a copy"});
   }
 }
 

@@ -278,6 +278,11 @@ void Trainer::go_on_from(const TrainingPosition& position) {
   make_loader();
 }
 
+void Trainer::add_observer(std::shared_ptr<Observer> observer) {
+  if (observer->wants_gradients()) update_->show_gradients_to(observer);
+  observers_.push_back(std::move(observer));
+}
+
 const World& Trainer::world() const {
   return pipeline_->world();
 }

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "twobp/nn/kernels/products/product_time.h"
 #include "twobp/schedule/schedule.h"
 
@@ -133,6 +135,8 @@ struct StepReport {
   }
 };
 
+class Parameter;
+
 // Is told about every step after it is over, on the thread that runs the training loop.
 class Observer {
  public:
@@ -140,6 +144,13 @@ class Observer {
   // Asked before every step. `step` counts from 1.
   virtual bool wants_events(int64_t /*step*/) const { return false; }
   virtual void on_step(const StepReport& report) = 0;
+  // Asked when it is added.
+  virtual bool wants_gradients() const { return false; }
+  // A gradient that is complete and not applied yet: the sum over micro-batches, uses and replicas, times the loss
+  // scale, not clipped. It has the parameter's shape, or, if optimizer.shard cuts it, is this replica's part, flat; in
+  // the dtype of sums. Streamed gradients come one by one while W runs, and all others at the end of the step. On the
+  // thread of the parameter's rank, so several calls may run at once. The tensor must not be kept: copy what you need.
+  virtual void on_gradient(const Parameter& /*parameter*/, const at::Tensor& /*gradient*/) {}
 };
 
 }  // namespace twobp

@@ -135,8 +135,8 @@ class Trainer {
   TrainingPosition position() const;
   void go_on_from(const TrainingPosition& position);
   // Every process adds the same observers, because all must know whether a step's events are wanted. Only the first
-  // process notifies them of steps.
-  void add_observer(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
+  // process notifies them of steps, but each of its gradients.
+  void add_observer(std::shared_ptr<Observer> observer);
 
  private:
   // The parts that are made before the pipeline, in order of their construction.

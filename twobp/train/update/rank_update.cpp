@@ -318,9 +318,14 @@ bool RankUpdate::counts(const Parameter& parameter) const {
   return holders > 1 ? replica < holders : shards_ || replica == 0;
 }
 
-std::vector<at::Tensor> RankUpdate::own_gradients(const Parameter& parameter) const {
+at::Tensor RankUpdate::own_gradient(const Parameter& parameter) const {
   const Cut* const cut = shards_ && parameter.share().of == 1 ? shards_->own(&parameter) : nullptr;
-  const at::Tensor own = cut ? numbers_between(parameter.grad, cut->begin, cut->end) : parameter.grad;
+  const bool whole = cut == nullptr || cut->end - cut->begin == parameter.numel();
+  return whole ? parameter.grad : numbers_between(parameter.grad, cut->begin, cut->end);
+}
+
+std::vector<at::Tensor> RankUpdate::own_gradients(const Parameter& parameter) const {
+  const at::Tensor own = own_gradient(parameter);
   if (parameter.experts() == 0) return {own};
   const int64_t numbers = parameter.numel() / parameter.experts();  // of each, whose blocks begin with it
   if (numbers % kSquareBlock == 0) return {own};
@@ -339,6 +344,7 @@ void RankUpdate::add_squares_of(const std::vector<const Parameter*>& parameters)
       grads[to].push_back(std::move(grad));
       layers[to].push_back(layers_.at(parameter));
     }
+    show(*parameter);
   }
   if (!squares_.defined()) {
     squares_ = square_sums(uses_.layers);
@@ -346,6 +352,15 @@ void RankUpdate::add_squares_of(const std::vector<const Parameter*>& parameters)
   }
   add_squares(grads[0], layers[0], uncounted_);
   add_squares(grads[1], layers[1], squares_);
+}
+
+void RankUpdate::show(const Parameter& parameter) const {
+  for (const std::shared_ptr<Observer>& observer : observers_) {
+    const at::Tensor gradient = own_gradient(parameter).alias();  // which nobody else has
+    observer->on_gradient(parameter, gradient);
+    TWOBP_CHECK(gradient.use_count() == 1, "an observer keeps the gradient of ", parameter.name(),
+                ", whose memory is used again: keep a copy of it");
+  }
 }
 
 bool RankUpdate::sum_squares(at::Tensor& squares) {

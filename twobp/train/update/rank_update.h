@@ -12,12 +12,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 
 #include "twobp/nn/parameter.h"
 #include "twobp/pipeline/gradient_reducer.h"
+#include "twobp/pipeline/observer.h"
 #include "twobp/pipeline/step_request.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/optimizer_shards.h"
@@ -120,6 +122,7 @@ class RankUpdate {
   std::vector<Waited> run(int64_t step, double lr, UpdateResult& result);
   Settled settle();
   void make_savepoint(bool float16);
+  void show_gradients_to(std::shared_ptr<Observer> observer) { observers_.push_back(std::move(observer)); }
   void use(const LossScale& scale) { scale_ = scale; }
   bool is_open() const { return open_.has_value(); }
   int64_t taken_back() const { return taken_back_; }
@@ -165,9 +168,13 @@ class RankUpdate {
   // By layer, of the gradients that this rank has of the weights that it uses first: those that count. Returns whether
   // all are finite, also those that count on another replica.
   bool sum_squares(at::Tensor& squares);
+  // Shows the gradients to the observers, too.
   void add_squares_of(const std::vector<const Parameter*>& parameters);
+  void show(const Parameter& parameter) const;
   bool counts(const Parameter& parameter) const;
-  // The numbers of the gradient that this replica applies; of each expert, if its blocks of squares are its own.
+  // The numbers of the gradient that this replica applies, and those of each expert, if its blocks of squares are its
+  // own.
+  at::Tensor own_gradient(const Parameter& parameter) const;
   std::vector<at::Tensor> own_gradients(const Parameter& parameter) const;
   bool owns(const Parameter* parameter) const;
   // The optimizer's factor for gradients. None if the step is skipped.
@@ -189,7 +196,8 @@ class RankUpdate {
   std::unique_ptr<OptimizerShards> shards_;   // null: not sharded
   std::unique_ptr<WeightAverage> average_;    // null: none
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<Savepoint> before_;  // null: the rank never presumes
+  std::unique_ptr<Savepoint> before_;                 // null: the rank never presumes
+  std::vector<std::shared_ptr<Observer>> observers_;  // of gradients
   LossScale scale_;
   bool as_presumed_ = true;  // the last step was neither clipped nor skipped
   std::optional<OpenStep> open_;

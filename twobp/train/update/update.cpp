@@ -83,6 +83,10 @@ void Update::gradients_are_streamed() {
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->renew_sums(); });
 }
 
+void Update::show_gradients_to(const std::shared_ptr<Observer>& observer) {
+  pipeline_.on_ranks([&](int rank) { ranks_[rank]->show_gradients_to(observer); });
+}
+
 void Update::use(const LossScale& scale) {
   for (const int rank : pipeline_.world().local_ranks()) ranks_[rank]->use(scale);
 }

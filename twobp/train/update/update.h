@@ -36,6 +36,8 @@ class Update {
   void make_savepoints(bool float16);
   // Call it after Pipeline::stream_gradients, while the ranks are idle.
   void gradients_are_streamed();
+  // From the next step on; see Observer::on_gradient.
+  void show_gradients_to(const std::shared_ptr<Observer>& observer);
   // Sets the loss scale of the next step while the ranks are idle. From then on each rank adapts it.
   void use(const LossScale& scale);
   // Called before a step. Later calls fill in the result. `may_presume`: see run(). Every process passes the same
