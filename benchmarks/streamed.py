@@ -4,6 +4,8 @@
     benchmarks/streamed.py                  LLaMa of dim 1024, 8 layers, sequences of 64, 2 and 4 micro-batches of one sequence
     benchmarks/streamed.py --no-times       bytes alone, in less time (busy cores do not matter)
     benchmarks/streamed.py --shards         two replicas with optimizer.shard: weights, optimizer state and gradients of a rank
+                                            (what their steps wait for each other is how far they drift apart; for sums over
+                                            a link, see build/release/benchmarks/data_parallel/exposed_communication --shards)
     benchmarks/streamed.py --svg docs/gradients.svg    draws the memory over a step, kept and streamed, side by side
 
 All ways of a case take turns in one process, and ratios are taken within each turn. Times need two quiet cores.
@@ -80,18 +82,17 @@ def memory_over_a_step(options, gradients, folder, settings=()):
 
 def compare_shards(options, folder):
     settings = ["pipeline.data_parallel=2", "optimizer.shard=true", "optimizer.type=adamw"]
-    most, least = {}, {}
+    most, least, seconds = {}, {}, {"kept": [], "streamed": []}
     if not options.no_times:
         answer = folder / "metrics.jsonl"
-        for gradients in ("kept", "streamed", "kept", "streamed"):
+        for gradients in ("kept", "streamed", "streamed", "kept"):
             call(options.program, "train", ROOT / "configs/bench_llama.json", "--metrics", answer, "--set", *MODEL, "train.steps=12", "pipeline.ranks=1",
                  "pipeline.micro_batches=4", f"pipeline.gradients={gradients}", *settings, *options.set)
             steps = [json.loads(line) for line in answer.read_text().splitlines()]
-            steps = [one for one in steps if "step_seconds" in one][2:]
-            sums = statistics.median(max(one.get("exposed_seconds", [0])) for one in steps)
-            print(f"two replicas with shards, M 4, {gradients:8}: a step {statistics.median(one['step_seconds'] for one in steps):.3f} s, of which it waits "
-                  f"{sums * 1e3:.0f} ms for sums after its last W")
+            seconds[gradients] += [one["step_seconds"] for one in steps if "step_seconds" in one][2:]
             answer.unlink()
+        kept, streamed = (statistics.median(seconds[gradients]) for gradients in ("kept", "streamed"))
+        print(f"two replicas with shards, M 4: a step {kept:.3f} -> {streamed:.3f} s, {streamed / kept:.3f}x")
     for gradients in ("kept", "streamed"):
         fixed = [fixed for _, fixed, _ in memory_over_a_step(options, gradients, folder, settings)]
         most[gradients], least[gradients] = max(fixed), min(fixed)

@@ -1,10 +1,11 @@
 // Measures how long a step waits for the gradient sums of data parallelism. It compares standard backward, 2BP that
-// runs the remaining W in queue order, and 2BP that runs it in bucket order. The replicas of a pipeline run as threads.
-// They share one memory, so their links are slowed down (slow_link.h). Layers wait instead of computing
-// (benchmarks/emulated.h), so that more ranks than cores keep time. Alternatively, the model of a configuration runs.
-// Each measured figure stands next to the simulated one for the same costs.
+// runs the remaining W in queue order, 2BP that runs it in bucket order, and streamed gradients. The replicas of a
+// pipeline run as threads. They share one memory, so their links are slowed down (slow_link.h). Layers wait instead of
+// computing (benchmarks/emulated.h), so that more ranks than cores keep time. Alternatively, the model of a
+// configuration runs. Each measured figure stands next to the simulated one for the same costs.
 //
 //   build/release/benchmarks/data_parallel/exposed_communication --json table.json
+//   build/release/benchmarks/data_parallel/exposed_communication --ranks 1 --schedules 1f1b --shards
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
@@ -29,6 +30,7 @@
 #include "twobp/schedule/named_schedules.h"
 #include "twobp/schedule/simulate/simulate.h"
 #include "twobp/train/build_model.h"
+#include "twobp/train/update/optimizer_shards.h"
 
 namespace twobp {
 namespace {
@@ -46,6 +48,7 @@ struct Options {
   double latency = 50e-6;
   int64_t gradient_bytes = 64 << 10;  // per layer
   int buckets = 0;                    // layers per bucket; 0: one
+  bool shards = false;                // each replica needs the sums of its share alone
   int steps = 5;
   std::string config;
   std::string json_file;
@@ -55,6 +58,7 @@ struct Method {
   const char* name;
   P2Policy policy;
   P2Order order;
+  bool streams = false;
 };
 
 std::vector<Method> methods_of(const NamedSchedule& named) {
@@ -65,6 +69,7 @@ std::vector<Method> methods_of(const NamedSchedule& named) {
   }
   methods.push_back({"fill, oldest", P2Policy::kFill, P2Order::kOldest});
   methods.push_back({"fill, bucket", P2Policy::kFill, P2Order::kBucket});
+  methods.push_back({"streamed", P2Policy::kFill, P2Order::kBucket, /*streams=*/true});
   return methods;
 }
 
@@ -106,7 +111,7 @@ struct Run {
   }
 };
 
-std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes) {
+std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes, bool shards) {
   std::vector<std::unique_ptr<GradientReducer>> reducers(pipeline.ranks());
   pipeline.on_ranks([&](int rank) {
     std::vector<GradientReducer::Item> items;
@@ -117,6 +122,10 @@ std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, in
         }
       }
     }
+    std::vector<UpdateCost> costs;
+    for (const auto& item : items) costs.push_back({item.parameter->numel()});
+    const std::vector<std::vector<Cut>> cuts = share_out(costs, pipeline.world().replicas);
+    for (size_t i = 0; i < items.size() && shards; ++i) items[i].cuts = cuts[i];
     reducers[rank] = std::make_unique<GradientReducer>(*pipeline.world().data[rank], std::move(items), bucket_bytes);
     pipeline.rank(rank).sum_gradients_with(reducers[rank].get());
   });
@@ -128,7 +137,9 @@ class SumsAlone : public StepUpdate {
  public:
   SumsAlone(Pipeline& pipeline, const std::vector<std::unique_ptr<GradientReducer>>& reducers, double timeout)
       : pipeline_(pipeline), reducers_(reducers), timeout_(timeout) {}
-  void apply(int, const std::vector<Parameter*>&) override { fail("no stage streams its gradients"); }
+  void apply(int, const std::vector<Parameter*>& parameters) override {
+    for (Parameter* parameter : parameters) parameter->forget_grad();
+  }
   std::vector<Waited> run(int rank) override {
     std::vector<Waited> waits;
     reducers_[rank]->finish({timeout_, &waits});
@@ -154,9 +165,10 @@ struct Study {
   std::vector<StageCost> measured;             // from the steps without a bandwidth limit
 };
 
-// Runs every method on every link, alternating, on all replicas. Stores the measurements of replica 0.
+// Runs every method with kept or with streamed gradients on every link, alternating, on all replicas. Stores the
+// measurements of replica 0.
 void run_replica(World world, const NamedSchedule& named, const Subject& subject, const Options& options,
-                 int micro_batches, Study& study) {
+                 int micro_batches, bool streams, Study& study) {
   const int replica = world.replica;
   std::vector<SlowLink*> links;
   for (auto& end : world.data) {
@@ -171,9 +183,10 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   pipeline_options.rank_of_stage = place_stages(named.placement, stages, options.ranks);
   pipeline_options.threads.pin = false;  // ranks of all replicas share the cores
   Pipeline pipeline(subject.model, subject.profile, pipeline_options, std::move(world));
-  const auto reducers = reducers_of(pipeline, static_cast<int64_t>(subject.bucket_bytes));
+  if (streams) pipeline.stream_gradients(std::vector<bool>(static_cast<size_t>(stages), true));
+  const auto reducers = reducers_of(pipeline, static_cast<int64_t>(subject.bucket_bytes), options.shards);
   const std::vector<Fields> batch(micro_batches, subject.fields);
-  if (replica == 0) {
+  if (replica == 0 && !streams) {
     study.costs = pipeline.layer_costs();
     for (int s = 0; s < stages; ++s) {
       auto& layers = study.gradients.emplace_back();
@@ -188,6 +201,7 @@ void run_replica(World world, const NamedSchedule& named, const Subject& subject
   for (int round = -1; round < options.steps; ++round) {  // the first round warms up
     for (size_t r = 0; r < study.runs.size(); ++r) {
       const Method& method = study.runs[r].method;
+      if (method.streams != streams) continue;
       const StepPlan plan =
           pipeline.plan(std::string(named.name), micro_batches, method.policy, {P2Batching::kLoop, 0, method.order});
       for (SlowLink* link : links) link->set_speed(options.latency, study.runs[r].bytes_per_second);
@@ -254,9 +268,10 @@ std::vector<double> simulated(const NamedSchedule& named, const Study& study, co
   }
   SimulationOptions simulation;
   simulation.p2_order = run.method.order;
+  if (run.method.streams) simulation.streams.assign(static_cast<size_t>(stages), true);
   simulation.data_parallel.replicas = options.replicas;
   simulation.data_parallel.latency = 2 * options.latency;  // there and back
-  simulation.data_parallel.bytes_per_second = run.bytes_per_second;
+  simulation.data_parallel.bytes_per_second = options.shards ? 2 * run.bytes_per_second : run.bytes_per_second;
   simulation.data_parallel.bucket_bytes = subject.bucket_bytes;
   const Schedule schedule =
       ScheduleSource(std::string(named.name)).make(stages, options.ranks, micro_batches, run.method.policy);
@@ -292,13 +307,16 @@ void study_schedule(const NamedSchedule& named, const Options& options, json& ro
       if (parameter->trainable()) bytes += 4.0 * static_cast<double>(parameter->numel()) / options.ranks;
     }
   }
-  const double sent = 2.0 * (options.replicas - 1) / options.replicas * bytes;
+  const double sent = (options.shards ? 1.0 : 2.0) * (options.replicas - 1) / options.replicas * bytes;
   for (const Method& method : methods_of(named)) {
     study.runs.push_back({method, 0, {}});
     for (const double speed : options.speeds) study.runs.push_back({method, sent / (speed * p2), {}});
   }
-  run_worlds(make_in_process_worlds(options.replicas, options.ranks, 0),
-             [&](World world) { run_replica(std::move(world), named, subject, options, micro_batches, study); });
+  for (const bool streams : {false, true}) {
+    run_worlds(make_in_process_worlds(options.replicas, options.ranks, 0), [&](World world) {
+      run_replica(std::move(world), named, subject, options, micro_batches, streams, study);
+    });
+  }
   const size_t each = options.speeds.size() + 1;
   for (size_t link = 1; link < each; ++link) {
     const double standard = study.runs[link].median().longest();
@@ -368,6 +386,7 @@ int main(int argc, char** argv) {
   app.add_option("--gradient-bytes", options.gradient_bytes, "Gradient bytes per layer (emulated)")
       ->capture_default_str();
   app.add_option("--bucket-layers", options.buckets, "Layers per bucket (emulated); 0: one layer");
+  app.add_flag("--shards", options.shards, "Each replica needs the sums of its share alone: half the bytes");
   app.add_option("--latency", options.latency, "Latency of a message in seconds")->capture_default_str();
   app.add_option("--steps", options.steps, "Steps of each method; the methods alternate")->capture_default_str();
   app.add_option("--config", options.config, "Run the model of this configuration instead, with its bucket size");

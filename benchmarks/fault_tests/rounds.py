@@ -9,6 +9,7 @@ from jobs import Job
 
 STEPS = 120
 EVERY = 4  # steps between checkpoints
+streamed = False  # runs do not clip, and stream their gradients or keep them (study.py --streamed)
 # Messages of the program, in the order of their appearance.
 RESUMED = re.compile(r"resumed after step (\d+)")
 ANEW = "starting from the beginning"
@@ -21,7 +22,7 @@ def config(folder, timeout, stages=2):
         "data": {"synthetic": "tokens", "sequence": 16, "held_out": 0},
         "pipeline": {"stages": stages, "micro_batches": 4, "micro_batch_size": 2, "pin": False, "timeout": timeout},
         "optimizer": {"lr": 1e-3},
-        "train": {"steps": STEPS, "clip_norm": 0.5},
+        "train": {"steps": STEPS, "clip_norm": 0 if streamed else 0.5},
         "save": {"model": str(folder / "model"), "checkpoints": str(folder / "checkpoints"), "every": EVERY, "keep": 3},
     }
 
@@ -80,7 +81,9 @@ class Run:
     def variation(self):
         """Random settings that do not change any bit of the results."""
         settings = [f"pipeline.schedule={self.random.choice(['naive', 'gpipe', '1f1b'])}",
-                    f"pipeline.p2={self.random.choice(['off', 'end', 'cooldown', 'fill'])}"]
+                    f"pipeline.p2={self.random.choice(['off'] * (not streamed) + ['end', 'cooldown', 'fill'])}"]
+        if streamed:
+            settings.append(f"pipeline.gradients={self.random.choice(['kept', 'streamed'])}")
         return [part for setting in settings for part in ("--set", setting)]
 
     def start(self, launcher, program, environment=None, limits=None):

@@ -124,8 +124,10 @@ def main():
     parser.add_argument("--count", type=int, default=50, help="faults of each kind")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("TWOBP_SEED", 1)))
     parser.add_argument("--kinds", nargs="+", default=[], help="only those with one of these words in their names")
+    parser.add_argument("--streamed", action="store_true", help="without clipping, with streamed or kept gradients by chance")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
+    rounds.streamed = options.streamed
     program = options.program.resolve()
     if shutil.which(launcher(2)[0]) is None:
         print(f"skipped: there is no {launcher(2)[0]}")

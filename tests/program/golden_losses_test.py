@@ -26,11 +26,11 @@ MODELS = {
 }
 
 
-def train(program, settings, schedule):
+def train(program, settings, schedule, gradients="kept"):
     with tempfile.TemporaryDirectory() as folder:
         metrics = pathlib.Path(folder, "metrics.jsonl")
         command = [program, "train", "--metrics", metrics, "--set", *settings, f"pipeline.schedule={schedule}",
-                   "pipeline.ranks=2", "pipeline.micro_batches=4", "train.steps=4", "data.held_out=0"]
+                   f"pipeline.gradients={gradients}", "pipeline.ranks=2", "pipeline.micro_batches=4", "train.steps=4", "data.held_out=0"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"{command}: {done.stderr}")
@@ -49,6 +49,9 @@ def main():
         found[name] = train(options.program, settings, "1f1b")
         if len(found[name]) != 4 or train(options.program, settings, "zb-v") != found[name]:
             sys.exit(f"{name}: 1f1b and zb-v do not give the same bits: {found[name]}")
+        clips = any(setting.startswith("train.clip_norm") for setting in settings)
+        if not clips and train(options.program, settings, "1f1b", "streamed") != found[name]:
+            sys.exit(f"{name}: kept and streamed gradients do not give the same bits")
     if options.out:
         pathlib.Path(options.out).write_text(json.dumps(found, indent=1) + "\n")
     if options.write:

@@ -96,5 +96,37 @@ TEST(MessageCountsOfRuns, SoDoManyRanks) {
   expect_few_messages({{8, 64, 1, true}});
 }
 
+// Replicas with shards exchange as many bytes with streamed gradients as with kept ones.
+TEST(MessageCountsOfRuns, StreamedGradientsSendTheSameBytes) {
+  const auto bytes_of = [](const std::string& gradients) {
+    Config config = test::tiny_config();
+    config.pipeline.ranks = 1;
+    config.pipeline.stages = 0;
+    config.pipeline.data_parallel = 2;
+    config.optimizer.shard = true;
+    config.pipeline.gradients = gradients;
+    auto network = make_in_process_transports(2, 0);
+    std::vector<std::shared_ptr<test::Counted>> ends;
+    std::vector<World> worlds;
+    for (auto& end : network) {
+      ends.push_back(std::make_shared<test::Counted>(std::move(end)));
+      worlds.push_back(make_process_world(std::shared_ptr<Transport>(ends.back()), 2, 1));
+    }
+    std::vector<int64_t> bytes(2);
+    run_worlds(std::move(worlds), [&](World world) {
+      const int process = world.process();
+      Trainer trainer(config, std::move(world));
+      trainer.step();
+      ends[process]->sent_bytes();
+      trainer.step();
+      bytes[process] = ends[process]->sent_bytes();
+    });
+    return bytes[0] + bytes[1];
+  };
+  const int64_t kept = bytes_of("kept");
+  EXPECT_EQ(bytes_of("streamed"), kept);
+  EXPECT_GT(kept, 0);
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -29,6 +29,7 @@ class Counted : public Transport {
     {
       const std::lock_guard lock(mutex_);
       ++sent_[{static_cast<Group>(tag.group), tag.kind}];
+      for (const at::Tensor& tensor : values) bytes_ += static_cast<int64_t>(tensor.nbytes());
     }
     to_->isend(to, tag, std::move(values));
   }
@@ -43,11 +44,16 @@ class Counted : public Transport {
     const std::lock_guard lock(mutex_);
     return std::exchange(sent_, {});
   }
+  int64_t sent_bytes() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(bytes_, 0);
+  }
 
  private:
   std::unique_ptr<Transport> to_;
   std::mutex mutex_;
   Counts sent_;
+  int64_t bytes_ = 0;
 };
 
 }  // namespace twobp::test
