@@ -511,7 +511,6 @@ TEST(ExpertGroups, RefuseWhatTheyCannotDo) {
   refused("qwen3_moe", 3, 3, {}, {"pipeline.experts is 3", "does not divide the 8 experts"});
   refused("gpt_oss", 4, 4, {"model.hidden=13"}, {"pipeline.experts is 4", "52 numbers", "bias", "multiple of 16"});
   refused("qwen3_moe", 2, 2, {"pipeline.recompute=[\"both\"]"}, {"pipeline.experts is 2", "both"});
-  refused("qwen3_moe", 2, 2, {"pipeline.gradients=streamed", "train.clip_norm=0"}, {"streamed", "pipeline.experts"});
   refused("qwen3_moe", 2, 2, {"pipeline.micro_batches=3"}, {"last batch", "4 of 12 samples", "a multiple of 12"});
   Config llama = test::tiny_config();
   llama.pipeline.data_parallel = llama.pipeline.experts = 2;
