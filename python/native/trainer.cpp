@@ -146,11 +146,19 @@ class PyTrainer {
     return last_;
   }
 
-  // Runs F as in training, without a step, for what it leaves in buffers.
-  void forward(const std::vector<Fields>& micro_batches) {
+  // Runs F as in training, without a step, for what it leaves in buffers. Returns what the last layer gives beside the
+  // loss, by micro-batch; empty lists in other processes than the one that runs it.
+  std::vector<std::vector<at::Tensor>> forward(const std::vector<Fields>& micro_batches) {
     const Use use(*this);
     BatchEvaluation sums;
-    evaluate_batch(micro_batches, trainer_->steps_done() + 1, sums, /*writes_buffers=*/true);
+    std::vector<Values> predictions;
+    evaluate_batch(micro_batches, trainer_->steps_done() + 1, sums, &predictions);
+    std::vector<std::vector<at::Tensor>> on_host;
+    for (const Values& one : predictions) {
+      auto& made = on_host.emplace_back();
+      for (const at::Tensor& tensor : one) made.push_back(tensor.cpu());
+    }
+    return on_host;
   }
 
   // Of the last step; empty before the first.
@@ -373,10 +381,10 @@ class PyTrainer {
 
   // Adds the sums of a batch, and returns its targets on all replicas.
   int64_t evaluate_batch(const std::vector<Fields>& micro_batches, int64_t number, BatchEvaluation& sums,
-                         bool writes_buffers = false) {
+                         std::vector<Values>* predictions = nullptr) {
     const Batch batch = checked_batch(micro_batches);
     const auto result = until_done("the evaluation was given up: it has changed nothing", [&] {
-      const auto done = trainer_->evaluate(batch, number, writes_buffers);
+      const auto done = trainer_->evaluate(batch, number, predictions);
       if (!done) trainer_->go_on_from(trainer_->position());
       return done;
     });

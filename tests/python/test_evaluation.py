@@ -1,6 +1,9 @@
 """Evaluations on the ranks of the pipeline, against those of transformers."""
+import os
+import pathlib
 import warnings
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ from torch.nn import functional as F
 
 transformers = pytest.importorskip("transformers")
 
+import fresh  # noqa: E402
 import twobp  # noqa: E402
 from test_own_losses import arguments, causal, texts  # noqa: E402
 from twobp.transformers import pipelined  # noqa: E402
@@ -101,7 +105,7 @@ def in_pipeline(monkeypatch):
 
     monkeypatch.setattr(twobp.Trainer, "_cut", cut)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", "evaluations run the model itself")
+        warnings.filterwarnings("error", ".* run the model itself")
         yield counts
 
 
@@ -146,18 +150,122 @@ def test_a_loss_of_the_user_is_logged_as_by_transformers(tmp_path, in_pipeline):
     assert ours.seen == pytest.approx(theirs.seen, **SAME)
 
 
-def test_predictions_are_made_by_the_model(tmp_path, in_pipeline):
+def right(found):
+    return {"right": float((found.predictions.argmax(-1) == found.label_ids).mean())}
+
+
+def compare_predictions(ours, theirs):
+    ours, theirs = ([one] if isinstance(one, numpy.ndarray) else one for one in (ours, theirs))
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        numpy.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_predictions_are_those_of_transformers(tmp_path, in_pipeline):
     settings = {"per_device_eval_batch_size": 4}
-    own = {"compute_metrics": lambda found: {"right": float((found.predictions.argmax(-1) == found.label_ids).mean())}}
-    theirs, ours = both(transformers.Trainer, net, tmp_path, vectors(), vectors(10, seed=1), own=own, **settings)
+    theirs, ours = both(transformers.Trainer, net, tmp_path, vectors(), vectors(10, seed=1), own={"compute_metrics": right}, **settings)
     theirs.model.load_state_dict(ours.model.state_dict())
     expected, found = theirs.evaluate(), ours.evaluate()
     assert found["eval_right"] == expected["eval_right"] and found["eval_loss"] == pytest.approx(expected["eval_loss"], **SAME)
-    assert in_pipeline == []
+    assert in_pipeline == [2, 1]
+    expected, found = (one.predict(vectors(9, seed=2)) for one in (theirs, ours))
+    compare_predictions(found.predictions, expected.predictions)
+    assert found.metrics["test_right"] == expected.metrics["test_right"] and (found.label_ids == expected.label_ids).all()
+    assert in_pipeline == [2, 1] * 2
     ours.args.prediction_loss_only = theirs.args.prediction_loss_only = True
     losses = [one.predict(vectors(10, seed=2)).metrics["test_loss"] for one in (theirs, ours)]
     assert losses[1] == pytest.approx(losses[0], **SAME)
-    assert in_pipeline == [2, 1]
+    assert in_pipeline == [2, 1] * 3
+    unlabelled = [{"x": one["x"], "labels": None} for one in vectors(3)]
+    with pytest.raises(Exception, match="cross_entropy"):  # of the model itself, as in transformers
+        ours.predict(unlabelled)
+
+
+class Several(Net):
+    """It returns more than logits, of other sizes and dtypes, some of them in a list."""
+
+    def forward(self, x, labels=None):
+        first = self.first(x)
+        hidden = self.norm(first).relu()
+        logits = self.second(hidden)
+        masked = logits.masked_fill(logits > logits.mean(), float("-inf"))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits, "hidden": [first, hidden.mean(1)], "masked": masked, "none": None,
+                "best": logits.argmax(-1), "ids": labels}
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_all_that_a_model_returns_is_predicted(ranks, tmp_path, in_pipeline):
+    def checked(logits, labels):
+        assert [type(one) for one in logits] == [torch.Tensor, list, torch.Tensor, torch.Tensor, torch.Tensor]
+        return logits[0], logits[1][0], logits[1][1], logits[3], logits[4]
+
+    class Named(transformers.Trainer):
+        def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+            return super().prediction_step(model, inputs, prediction_loss_only, ["none"])
+
+    own = {"compute_metrics": lambda found: {"first": float(found.predictions[1].sum())}, "preprocess_logits_for_metrics": checked}
+    theirs = trained(Named, net(Several), tmp_path / "theirs", vectors(), vectors(10, seed=1), own=own, per_device_eval_batch_size=4)
+    ours = trained(pipelined(Named), net(Several), tmp_path / "ours", vectors(), vectors(10, seed=1), own={**own, "ranks": ranks},
+                   per_device_eval_batch_size=4)
+    theirs.model.load_state_dict(ours.model.state_dict())
+    assert ours.evaluate()["eval_first"] == pytest.approx(theirs.evaluate()["eval_first"], rel=1e-5)
+    expected, found = (one.predict(vectors(9, seed=2)).predictions for one in (theirs, ours))
+    compare_predictions(found, expected)
+    assert in_pipeline == [2, 1] * 2
+
+
+def test_logits_of_a_language_model(tmp_path, in_pipeline):
+    """Sentences of other lengths, between the steps of a run, with the user's own loss, whose Python runs again."""
+    own = {"compute_metrics": right, "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)[..., None] == torch.arange(40)}
+    settings = {"per_device_eval_batch_size": 4, "eval_strategy": "steps", "eval_steps": 2, "data_collator": padded}
+    theirs, ours = both(Counted, lambda: causal(use_cache=True), tmp_path, texts(), lengths(10), own=own, **settings)
+    theirs.model.load_state_dict(ours.model.state_dict())
+    for trainer in (theirs, ours):
+        trainer.seen = []
+    expected, found = theirs.evaluate(), ours.evaluate()
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], **SAME) and found["eval_right"] == expected["eval_right"]
+    assert ours.seen == pytest.approx(theirs.seen, **SAME) and len(ours.seen) == 3
+    assert in_pipeline == [2, 1] * len(evaluations(ours))
+
+
+class Odd(Net):
+    def forward(self, x, labels=None):
+        return {**super().forward(x, labels), "odd": transformers.PreTrainedConfig()}
+
+
+def test_what_is_no_tensor_the_model_predicts(tmp_path):
+    ours = trained(pipelined(transformers.Trainer), net(Odd), tmp_path, vectors(), vectors(5, seed=1))
+    with pytest.warns(UserWarning, match="predictions run the model itself.*returns a PreTrainedConfig beside the loss"):
+        with pytest.raises(TypeError, match="Unsupported types"):  # as in transformers
+            ours.predict(vectors(5))
+    assert ours.evaluate()["eval_loss"] > 0
+
+
+def test_every_process_gets_the_predictions(tmp_path):
+    for name, ranks in (("alone", 1), ("two", 2)):
+        program = tmp_path / f"{name}.py"
+        program.write_text(f"import sys\nsys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\nfrom test_evaluation import predict\n"
+                           f"predict({str(tmp_path)!r}, {name!r})\n")
+        codes, said = fresh.run_ranks(ranks, program, tmp_path, launcher=fresh.as_torchrun) if ranks > 1 else ([fresh.run(program, tmp_path)], "")
+        assert not any(codes), said
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt", weights_only=False) for name in ("alone0", "two0", "two1"))
+    assert first[1] == second[1] == 2 and (first[0] == second[0]).all()
+    compare_predictions(first[0], alone[0])
+
+
+def predict(folder, name):
+    """Trains and predicts in this process, one of those of a test above."""
+    rank = int(os.environ.get("RANK", 0))
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    seen = []
+    cut = twobp.Trainer._cut
+    twobp.Trainer._cut = lambda self, batch, training=True: (self._module.predicts and seen.append(1), cut(self, batch, training))[1]
+    own = {"ranks": ranks} if ranks > 1 else {"ranks": 1, "evaluate_in_pipeline": False}
+    trainer = trained(pipelined(transformers.Trainer), net(), folder, vectors(), vectors(5, seed=1), own={"evaluate_in_pipeline": None, **own},
+                      per_device_eval_batch_size=4)
+    torch.save((trainer.predict(vectors(13, seed=2)).predictions, len(seen)), f"{folder}/{name}{rank}.pt")
+    trainer.end()
 
 
 def test_what_programs_cannot_evaluate_the_model_does(tmp_path):

@@ -1,6 +1,7 @@
 """TRL's trainers in the pipeline, against TRL's own: every key of the log."""
 import os
 import random
+import warnings
 
 import pytest
 import torch
@@ -175,6 +176,21 @@ def test_trainers_that_generate_do_so_with_the_trained_weights(name, least, tmp_
     """The first one has prompts of one length, which take one capture."""
     settings = {"per_device_train_batch_size": 4, "num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-2 if STEPS < 10 else 1e-3}
     compare(*both(name, prompts(least=least), tmp_path, settings, {"reward_funcs": lambda: distinct}, None))
+
+
+EVALUATED = {"SFT": "SFTTrainer", "DPO": "DPOTrainer", "DPO LoRA": "DPOTrainer", "Reward": "RewardTrainer", "KTO": "KTOTrainer"}
+
+
+@pytest.mark.parametrize("name", EVALUATED)
+def test_evaluations_in_the_pipeline_log_what_trl_does(name, tmp_path):
+    kind, data, settings, own = CASES[name]
+    evaluated = {"eval_dataset": lambda: datasets.Dataset.from_list(data(36)[24:])}
+    settings = {**settings, "eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 2}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".* run the model itself")
+        theirs, ours = both(kind, data(), tmp_path, settings, {**own, **evaluated}, evaluate_in_pipeline=True)
+    compare(theirs, ours)
+    assert sum("eval_loss" in line for line in ours.state.log_history) == STEPS
 
 
 @pytest.mark.slow

@@ -202,8 +202,21 @@ void add_embedding(Parameter& parameter, const at::Tensor& dy, const at::Tensor&
   parameter.accumulate_rows(flat, rows);
 }
 
+// The step's first contribution zeroes the gradient, unless another use of a tied weight has the whole of it.
+void add_nothing(Parameter& parameter) {
+  const std::vector<int64_t>& sizes = parameter.sizes();
+  if (sizes.size() != 2) {
+    parameter.grad_to_add();
+    return;
+  }
+  const at::Device where = parameter.value.device();
+  parameter.accumulate_rows(at::empty({0}, at::TensorOptions(where).dtype(at::kLong)),
+                            at::empty({0, sizes[1]}, at::TensorOptions(where).dtype(parameter.master.scalar_type())));
+}
+
 void add_gradient(const Instruction& one, Slots& slots, const CallContext& call_context) {
   Parameter& parameter = *call_context.parameters[static_cast<size_t>(one.parameter)];
+  if (one.kind == Instruction::Kind::kNothing) return add_nothing(parameter);
   const at::Tensor first = take(one.arguments[0], slots);
   switch (one.kind) {
     case Instruction::Kind::kProduct:

@@ -79,6 +79,7 @@ struct Instruction {
     kSum,        // gradient of `parameter` += value
     kGroups,     // gradient of `parameter`, a matrix for each group of rows (own_operators.h) += a^T @ b
     kEmbedding,  // gradient of `parameter`: row ids[i] += dy[i], but not for ids of padding
+    kNothing,    // gradient of `parameter` += 0: no gradient reaches this use
   };
   Kind kind = Kind::kCall;
   const Operator* op = nullptr;

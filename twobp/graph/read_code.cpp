@@ -280,12 +280,16 @@ void read_gradient(const JsonNode& node, const CodeRules& rules, Instruction& on
   constexpr std::pair<const char*, Instruction::Kind> kHow[] = {{"product", Instruction::Kind::kProduct},
                                                                 {"sum", Instruction::Kind::kSum},
                                                                 {"groups", Instruction::Kind::kGroups},
-                                                                {"embedding", Instruction::Kind::kEmbedding}};
+                                                                {"embedding", Instruction::Kind::kEmbedding},
+                                                                {"nothing", Instruction::Kind::kNothing}};
   one.kind = named(node["how"], kHow, "way to add to a gradient");
   const JsonNode args = node["args"];
   const std::vector<JsonNode> given = args.elements(kMostArguments);
   const bool embedding = one.kind == Instruction::Kind::kEmbedding;
-  const size_t tensors = one.kind == Instruction::Kind::kSum ? 1 : one.kind == Instruction::Kind::kGroups ? 3 : 2;
+  const size_t tensors = one.kind == Instruction::Kind::kNothing  ? 0
+                         : one.kind == Instruction::Kind::kSum    ? 1
+                         : one.kind == Instruction::Kind::kGroups ? 3
+                                                                  : 2;
   const size_t count = tensors + (embedding ? 1 : 0);
   if (given.size() != count) args.refuse("has ", given.size(), " arguments instead of ", count);
   for (size_t i = 0; i < tensors; ++i) {

@@ -260,8 +260,13 @@ void check_layer(const GraphDescription& graph, const Shape& shape, size_t index
                  program.input_gradients.end(), [](int value, const Program::At& at) { return value == at.index; });
   if (!same) refuse("input_gradients must list exactly those outputs of the previous layer that have a gradient");
   const bool last = index + 1 == graph.layers.size();
-  if (last ? program.outputs.size() != 1 || program.outputs[0].gradient < 0 : program.outputs.empty())
-    refuse(last ? "the last layer must have one output, the loss, with a gradient" : "it has no output");
+  const auto predicts = [&] {  // that of an evaluation, which no bundle has
+    return shape.variant > 0 && std::all_of(program.outputs.begin() + 1, program.outputs.end(),
+                                            [](const Program::Output& one) { return one.gradient < 0; });
+  };
+  if (program.outputs.empty()) refuse("it has no output");
+  if (last && (program.outputs[0].gradient < 0 || (program.outputs.size() > 1 && !predicts())))
+    refuse("the last layer must have one output, the loss, with a gradient");
 }
 
 // Whether the shape's sequences can be cut into slices.
@@ -301,8 +306,9 @@ void read_fields(const JsonNode& node, Shape& shape) {
 }
 
 Shape read_shape(const JsonNode& node, const GraphDescription& graph,
-                 const std::function<bool(const std::string&)>& has_constant) {
+                 const std::function<bool(const std::string&)>& has_constant, int variant = 0) {
   Shape shape;
+  shape.variant = variant;
   read_fields(node, shape);
   read_slices(node, shape);
   const JsonNode programs = node["programs"];
@@ -419,10 +425,10 @@ std::shared_ptr<Graph> read_graph(const std::string& folder) {
 void add_shape(Graph& graph, std::string_view text, const std::string& origin, Tensors constants, int variant) {
   const nlohmann::json parsed = parse_json_object(text, origin, kMaxDepth);
   const JsonNode root(parsed, origin, "");
-  Shape shape = read_shape(root, graph.description(), [&](const std::string& name) {
+  const auto has_constant = [&](const std::string& name) {
     return constants.contains(name) || graph.has_constant(name);
-  });
-  shape.variant = variant;
+  };
+  Shape shape = read_shape(root, graph.description(), has_constant, variant);
   if (shape.of_many() || !graph.knows(shape.fields, variant)) graph.add(std::move(shape), std::move(constants));
 }
 

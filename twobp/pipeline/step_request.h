@@ -84,7 +84,9 @@ struct StepRequest {
   int64_t step = 0;               // of an evaluation: the number of its batch
   int64_t first_micro_batch = 0;  // this replica's first, counted over all replicas
   bool training = true;
-  bool writes_buffers = false;  // of an evaluation: layers run F as in training, and so change their buffers
+  // Of an evaluation: layers run F as in training, and so change their buffers. What the last layer gives beside the
+  // loss comes here, by micro-batch, in the process that runs it.
+  std::vector<Values>* predictions = nullptr;
   LossFactors loss;
   bool want_events = false;               // the same on every process
   std::shared_ptr<StepUpdate> update;     // null: gradients stay as they are

@@ -326,16 +326,17 @@ std::optional<Evaluation> Trainer::evaluate() {
   return result;
 }
 
-std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number, bool writes_buffers) {
+std::optional<BatchEvaluation> Trainer::evaluate(const Batch& batch, int64_t number, std::vector<Values>* predictions) {
   check_still();
   StepRequest request;
   request.seed = config_.train.seed;
   request.step = number;
   request.training = false;
-  request.writes_buffers = writes_buffers;
+  request.predictions = predictions;
   request.first_micro_batch = int64_t{world().replica} * micro_batches_;
   if (stop_) request.early_end = std::make_shared<EarlyEnd>(stop_, stops_alone());
   const auto micro_batches = static_cast<int>(batch.micro_batches.size());
+  if (predictions != nullptr) predictions->assign(batch.micro_batches.size(), {});
   const StepReport report = pipeline_->run(pipeline_->forward_plan(micro_batches), batch.micro_batches, request);
   if (report.stop || report.given_up) {
     stopping_ = true;

@@ -100,9 +100,11 @@ class Trainer {
   // if a process wants to stop. Throws Error if the loss is not finite.
   std::optional<Evaluation> evaluate();
   // Evaluates one batch of the caller's, the `number`-th of an evaluation, counted from 1, with the weights as they are
-  // (with_averages). With `writes_buffers`, layers run F as in training, which may leave numbers in their buffers.
-  // Returns none if a process wants to stop.
-  std::optional<BatchEvaluation> evaluate(const Batch& batch, int64_t number, bool writes_buffers = false);
+  // (with_averages). With `predictions`, layers run F as in training, which may leave numbers in their buffers, and
+  // these get what the last layer gives beside the loss, by micro-batch, in the process that runs it. Returns none if a
+  // process wants to stop.
+  std::optional<BatchEvaluation> evaluate(const Batch& batch, int64_t number,
+                                          std::vector<Values>* predictions = nullptr);
 
   // Calls `asked` at the end of every step, and of every batch of an evaluation, on each process, to find out whether
   // the run is to stop. One process that says so is enough: see StepResult::stop. A run of one process and one replica

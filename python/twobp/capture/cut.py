@@ -21,7 +21,8 @@ ATOMIC = 12  # a piece with at most this many products of parameters is cut only
 @dataclasses.dataclass
 class Layer:
     """A piece between two cuts. Its placeholders are `inputs`, in order. Its outputs are `outputs`: ("value", name),
-    ("buffer", name) or ("loss", ""). `tables` has those of its constants that depend on sizes, by name."""
+    ("buffer", name), ("loss", "") or ("prediction", ""). `tables` has those of its constants that depend on sizes, by
+    name."""
 
     name: str
     graph_module: fx.GraphModule
@@ -33,6 +34,11 @@ class Layer:
 
     def names(self, source: str) -> list[str]:
         return [name for kind, name in self.inputs if kind == source]
+
+    @property
+    def differentiated(self) -> list[int]:
+        """The outputs that may get a gradient."""
+        return [i for i, (kind, _) in enumerate(self.outputs) if kind in ("value", "loss")]
 
 
 def bytes_of(node: fx.Node, sizes: symbols.At) -> float:
@@ -57,7 +63,7 @@ def chain_of(forward: Forward) -> tuple[list[fx.Node], set[fx.Node]]:
     products of parameters."""
     free = {node for node, (source, _) in forward.inputs.items() if source not in ("parameter", "buffer")}
     parameters = {node for node, (source, _) in forward.inputs.items() if source == "parameter"}
-    needed = ops.ancestors([forward.loss, *forward.new_buffers.values()])
+    needed = ops.ancestors(forward.read)
     chain = []
     for node in forward.graph.nodes:
         if node.op == "call_function" and node in needed:
@@ -105,25 +111,27 @@ def references_first(
     if not first:
         return chain, 0
     rest = [node for node in chain if node not in parent or root(node) not in moved]
-    points, _ = crossing(first + rest, forward.loss)
+    points, _ = crossing(first + rest, forward)
     sizes = [sum(bytes_of(one, forward.sizes) for one in values) for values in points[: len(first)]]
     return (first + rest, len(first)) if sizes[-1] <= statistics.median(sizes) else (chain, 0)
 
 
-def crossing(chain: list[fx.Node], loss: fx.Node) -> tuple[list[list[fx.Node]], set[fx.Node]]:
-    """Returns, for each point after a call, the values that later calls read. Also returns those values that last for
-    more than a piece. Layer after layer reads an encoder's output or a position bias, so they do not show where a layer
-    ends."""
+def crossing(chain: list[fx.Node], forward: Forward) -> tuple[list[list[fx.Node]], set[fx.Node]]:
+    """Returns, for each point after a call, the values that later calls read, or that the last layer returns. Also
+    returns those values that last for more than a piece. Layer after layer reads an encoder's output or a position
+    bias, so they do not show where a layer ends. Nor do predictions, so that the layers are those of training."""
     index = {node: i for i, node in enumerate(chain)}
     last = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
-    last[loss] = max(last[loss], len(chain) - 1)
+    predictions = {*forward.predictions} & last.keys()
+    last.update(dict.fromkeys({forward.loss, *predictions}, len(chain) - 1))
     products = list(itertools.accumulate(map(heavy, chain), initial=0))
     live: list[fx.Node] = []
     points = []
     for i, node in enumerate(chain):
         live = [value for value in live if last[value] > i] + ([node] if last[node] > i else [])
         points.append(live)
-    return points, {node for node in chain if products[last[node]] - products[index[node]] > ATOMIC}
+    long = {node for node in chain if products[last[node]] - products[index[node]] > ATOMIC}
+    return points, long | predictions
 
 
 def heavy(node: fx.Node) -> bool:
@@ -270,7 +278,7 @@ def cut(forward: Forward, frozen: set[str]) -> list[Layer]:
     sink_casts(forward)
     chain, free = chain_of(forward)
     chain, first = references_first(chain, free, forward, frozen)
-    points, lasting = crossing(chain, forward.loss)
+    points, lasting = crossing(chain, forward)
     cuts = cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes)
     pieces: list[list[fx.Node]] = []
     for begin, end in ((0, first), (first, len(chain))):
@@ -283,7 +291,9 @@ def cut(forward: Forward, frozen: set[str]) -> list[Layer]:
     for number, (piece, name) in enumerate(zip(pieces, layer_names(pieces))):
         final = number == len(pieces) - 1
         leaving = [] if final else points[at[piece[-1]]]
-        outputs = [(("value", n.name), n) for n in leaving] + ([(("loss", ""), forward.loss)] if final else [])
+        outputs = [(("value", n.name), n) for n in leaving]
+        if final:
+            outputs = [(("loss", ""), forward.loss), *((("prediction", ""), n) for n in forward.predictions)]
         mine = set(piece)
         outputs += [
             (("buffer", name_), n) for name_, n in forward.new_buffers.items() if n in mine or (final and n not in at)

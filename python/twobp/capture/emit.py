@@ -288,10 +288,7 @@ def emit(layer: Layer, joint: Joint, parts: Split) -> tuple[dict, list[torch.Ten
     given = {i for i, _ in (*parts.light, *parts.units)}
     for i, (one, trained) in enumerate(zip(layer.inputs, joint.trained)):
         if one.source == "parameter" and trained and i not in given:  # the gradient comes from another layer
-            zeros, slot = emitter.call(
-                "aten::zeros_like", {"v": emitter.slot[placeholders[i]]}, None, None, None, None, None
-            )
-            code["I"] += [zeros, {"add_to": index_of[i], "how": "sum", "args": [{"v": slot}]}]
+            code["I"].append({"add_to": index_of[i], "how": "nothing", "args": []})
     program["outputs"] = [
         {"slot": emitter.slot[node], **({"gradient": gradient_slot[i]} if i in gradient_slot else {})}
         for i, ((kind, _), node) in enumerate(zip(layer.outputs, parts.outputs))

@@ -126,7 +126,7 @@ def trace(
     fold(forward)
     factors = {} if many else matrices.describe(forward)  # those of the first shape count
     targets = weigh_loss(forward, fields, loss_reduction)
-    draws = draws_of(forward.graph, [forward.loss, *forward.new_buffers.values()], forward.drops)
+    draws = draws_of(forward.graph, forward.read, forward.drops)
     layers = cut(forward, frozen)
     for layer in layers if forward.casts else ():
         round_parameters(layer)
@@ -388,8 +388,8 @@ def trained_inputs(layer: Layer, frozen: set[str], arriving: Iterable[bool]) -> 
 
 def where_gradients_go(layers: list[Layer], frozen: set[str]) -> tuple[set[str], list[list[bool]]]:
     """Returns the parameters that no gradient of the loss reaches, such as those before a detach, and for each layer
-    which of its outputs, without buffers, one reaches. As in PyTorch, those parameters are not trained, and a call of a
-    model without gradients has no backward pass."""
+    which of its Layer.differentiated outputs one reaches. As in PyTorch, those parameters are not trained, and a call
+    of a model without gradients has no backward pass."""
     different: list[torch.Tensor] = []
     known: dict[str, Flow] = {}  # layers of one kind share it
     flows, flags = [], []

@@ -106,6 +106,7 @@ class Walk(Recorded):
         self.values, self.forced = values, forced or {}
         self.takes: dict[str, Take] = {}
         self.outcomes: dict[str, Outcome] = {}
+        self.form: Any = None  # of what compute_loss returned beside the loss
 
     @property
     def course(self) -> str:

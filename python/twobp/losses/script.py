@@ -34,6 +34,7 @@ MOST_TEMPLATES = 3  # courses with programs for many shapes; further ones have p
 MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
 ROW = 256  # numbers of a micro-batch, at least
 PLAIN = (int, float, bool, str, type(None))
+Returns = Callable[[Any], tuple[list[T], Any]]  # from what compute_loss returns beside the loss to its tensors and form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +96,7 @@ class Plan:
     items: T | None
     run: Run = dataclasses.field(default_factory=lambda: Run([], {}, {}))
     notes: list[str] = dataclasses.field(default_factory=list)
+    form: Any = None  # of what compute_loss returns beside the loss
 
     @property
     def in_row(self) -> list[Take]:
@@ -122,9 +124,12 @@ def shapes_of(fields: Mapping[str, T]) -> tuple:
 class Script:
     """compute_loss of a trainer. `own` says that it is not the one of transformers, whose course never changes."""
 
-    def __init__(self, trainer: Any, own: bool, refresh: Callable[[], None] = lambda: None):
-        """`refresh` gives the model its trained weights."""
-        self.trainer, self.own, self._refresh = trainer, own, refresh
+    def __init__(
+        self, trainer: Any, own: bool, refresh: Callable[[], None] = lambda: None, returns: Returns | None = None
+    ):
+        """`refresh` gives the model its trained weights. `returns` finds the tensors in what compute_loss returns
+        beside the loss; None: it is not asked for these."""
+        self.trainer, self.own, self._refresh, self.returns = trainer, own, refresh, returns
         self.modules: dict[str, nn.Module] = {"model": trainer.model}
         self.names: dict[int, str] = {}
         self.signatures: dict[str, str] = {}
@@ -178,14 +183,25 @@ class Script:
 
     # Runs.
 
-    def compute(self, trainer: Any, inputs: dict, items: T | None) -> T:
+    def compute(self, trainer: Any, inputs: dict, items: T | None) -> tuple[T, list[T], Any]:
+        """Returns the loss, the other tensors that compute_loss returns, and their form."""
         kind = type(self.trainer)
         method = vars(trainer).get("compute_loss") or kind.compute_loss.__get__(trainer)
-        loss = method(self.trainer.model, inputs, num_items_in_batch=items)
+        predictions, form = list[T](), None
+        if self.returns is None:
+            loss = method(self.trainer.model, inputs, num_items_in_batch=items)
+        else:
+            loss, outputs = method(self.trainer.model, inputs, return_outputs=True, num_items_in_batch=items)
+            predictions, form = self.returns(outputs)
         if not isinstance(loss, T) or loss.dim() != 0:
             found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, T) else f"a {type(loss).__name__}"
             raise Error(f"{kind.__name__}.compute_loss returned {found}, but must return one scalar: loss.mean()")
-        return loss
+        return loss, predictions, form
+
+    def _made(self, mode: Any, loss: T, predictions: list[T]) -> str:
+        """Returns how the loss and all predictions were made."""
+        how = mode.how_of(loss)
+        return mode.digest(how, *map(mode.how_of, predictions)) if predictions else how
 
     def inputs(self, fields: Mapping[str, T], others: list, tree: Any) -> dict:
         tensors = iter([one for name, one in fields.items() if is_given(name)])
@@ -245,15 +261,15 @@ class Script:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), calls as depth:
             mode.depth = depth
             with packages_read_once(), mode:
-                loss = self.compute(trainer, self.inputs(fields, others, tree), items)
+                loss, predictions, mode.form = self.compute(trainer, self.inputs(fields, others, tree), items)
         if any(id(one) in mode.constants for one in self._placed):
             raise Error(
                 f"{type(self.trainer).__name__}.compute_loss reads a tensor that it left in an attribute before, as in "
                 "self.total += loss.detach(). Let it keep numbers: self.total += loss.item()"
             )
-        mode.note("loss", mode.how_of(loss))
+        mode.note("loss", how := self._made(mode, loss, predictions))
         kept = tensors_in(changed(trainer, self.trainer)) if trainer is not self.trainer else []
-        return mode, mode.how_of(loss), [one for one in kept if mode.is_unknown(one)]
+        return mode, how, [one for one in kept if mode.is_unknown(one)]
 
     def _of_batch(self, fields: Mapping[str, T]) -> dict[str, T]:
         return {n: one for n, one in fields.items() if is_given(n)}
@@ -291,7 +307,20 @@ class Script:
                 sized[name] = names, spec
             takes = [Take(False, mode.how_of(one), tuple(map(int, one.shape)), one.dtype, None) for one in kept]
             return Plan(
-                -1, every, others, tree, mode.takes, mode.outcomes, sized, takes, loss, [], items, run, mode.notes
+                -1,
+                every,
+                others,
+                tree,
+                mode.takes,
+                mode.outcomes,
+                sized,
+                takes,
+                loss,
+                [],
+                items,
+                run,
+                mode.notes,
+                mode.form,
             )
 
         plan: Plan | None = None
@@ -427,7 +456,7 @@ class Script:
         """Whether the loss is the same for another number of items."""
         with torch.no_grad():
             items: Any = plan.items
-            one, other = (self.eager(plan.fields, plan, number) for number in (items, 2 * items))
+            one, other = (self.eager(plan.fields, plan, number)[0] for number in (items, 2 * items))
         return bool(torch.isclose(one, other, rtol=1e-4))
 
     # In a program.
@@ -467,8 +496,8 @@ class Script:
         if sum(bool(one.templates) for one in self._courses) >= MOST_TEMPLATES:
             self.one_by_one = f"the Python of compute_loss took {MOST_TEMPLATES} courses for other sizes or values"
 
-    def traced(self, fields: Mapping[str, T]) -> tuple[T, list[T], dict[str, T], Plan]:
-        """Returns the loss, what the row of a micro-batch holds, and the guards."""
+    def traced(self, fields: Mapping[str, T]) -> tuple[T, list[T], list[T], dict[str, T], Plan]:
+        """Returns the loss, the predictions, what the row of a micro-batch holds, and the guards."""
         plan = self._plans[shapes_of(fields)]
         items = items_of(fields, plan.items)
         names = {**self._tensors(), **{id(one): f"field {name}" for name, one in self._of_batch(fields).items()}}
@@ -500,16 +529,16 @@ class Script:
         with Kept(self.trainer, trace=True), whole_heads(), module_calls(self.is_part, around) as depth:
             mode.depth = depth
             with mode, refusing_generation():
-                loss = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items)
-        mode.note("loss", mode.how_of(loss))
+                loss, predictions, _ = self.compute(trainer, self.inputs(fields, plan.others, plan.tree), items)
+        mode.note("loss", self._made(mode, loss, predictions))
         self._described = mode.symbolic.described(mode.notes)
         row = [mode.tensors[key] for key, one in plan.takes.items() if not one.known]
         kept = [one for one in tensors_in(changed(trainer, self.trainer)) if is_traced(one)]
         if len(kept) != len(plan.kept):
             raise OtherCourse("it leaves other tensors in attributes")
-        return loss, [*row, *kept], {key: mode.guards[key] for key in plan.guarded}, plan
+        return loss, predictions, [*row, *kept], {key: mode.guards[key] for key in plan.guarded}, plan
 
-    def eager(self, fields: Mapping[str, T], plan: Plan, items: T | None) -> T:
+    def eager(self, fields: Mapping[str, T], plan: Plan, items: T | None) -> tuple[T, list[T], Any]:
         with Kept(self.trainer):
             return self.compute(shadow_of(self.trainer), self.inputs(fields, plan.others, plan.tree), items)
 

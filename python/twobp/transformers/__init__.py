@@ -1,6 +1,7 @@
 """A drop-in replacement for transformers.Trainer that trains in a pipeline. Its loop, data, schedules, logs, callbacks
 and files are those of transformers. Each step is one of twobp.Trainer, whose module is compute_loss. `pipelined` does
-the same for any subclass of transformers.Trainer. It is tested with transformers 5.23."""
+the same for any subclass of transformers.Trainer. It is tested with transformers 5.23 and 5.24
+(scripts/with_versions)."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from transformers.trainer_utils import TrainOutput
 import twobp
 from twobp import Error, checks
 from twobp.capture.state.fingerprint import walk_over
-from twobp.losses.module import TAKEN, LossModule
+from twobp.losses.module import EVALUATE, PREDICT, TAKEN, TRAIN, LossModule
 from twobp.losses.script import STEP, Plan, Script
 from twobp.trainer import SECTIONS, by_section
 from twobp.transformers.arguments import check_arguments, keep_to_cpu, without_effect
-from twobp.transformers.evaluation import Ahead, Evaluation, Upcoming
+from twobp.transformers.evaluation import Ahead, Evaluation, Returned, Upcoming
 from twobp.transformers.optimizer import fetch_state, fixed_settings, highest_lr, load_state, update_rule
 from twobp.transformers.overrides import check_overrides, is_overridden
 
@@ -66,8 +67,8 @@ class Trainer(transformers.Trainer):
     The arguments are those of transformers.Trainer, and also the keys of the sections `pipeline` and `train` by name:
     ranks, schedule, p2, memory_cap, ... (docs/settings.md). `per_device_train_batch_size` is the size of a micro-batch,
     and `gradient_accumulation_steps` is the number of micro-batches of a step. `check_every` is as for twobp.Trainer.
-    `evaluate_in_pipeline`: evaluations that need no predictions run on the ranks, so many batches at a time. Their
-    losses are those of transformers up to rounding. None: if the model's weights are copies.
+    `evaluate_in_pipeline`: evaluations run on the ranks, so many batches at a time. Their losses and predictions are
+    those of transformers up to rounding. None: if the model's weights are copies.
 
     The loss is that of compute_loss, and micro-batches are weighed as in transformers. With loss_reduction="targets",
     it is the mean over the counted targets of the step, as in twobp.Trainer, and the model itself must return it.
@@ -453,16 +454,17 @@ class Trainer(transformers.Trainer):
         self.__update_model()  # for callbacks, and for predictions, which the model itself makes
         return super().evaluate(*args, **keywords)
 
-    def evaluation_loop(self, dataloader, description, prediction_loss_only=None, *args, **keywords):
+    def evaluation_loop(self, dataloader, description, prediction_loss_only=None, ignore_keys=None, *args, **keywords):
+        arguments = description, prediction_loss_only, ignore_keys, *args
         only_losses = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         in_pipeline = self.__in_pipeline
         if in_pipeline is None:
             in_pipeline = self.pipeline is not None and not self.pipeline._shared
-        if not only_losses or not in_pipeline or self.__evaluation is None:
-            return super().evaluation_loop(dataloader, description, prediction_loss_only, *args, **keywords)
+        if not in_pipeline or self.__evaluation is None or not only_losses and ignore_keys is not None:
+            return super().evaluation_loop(dataloader, *arguments, **keywords)
         batches = Ahead(dataloader)
-        with self.__evaluation.of(batches):
-            return super().evaluation_loop(batches, description, prediction_loss_only, *args, **keywords)
+        with self.__evaluation.of(batches, predicts=not only_losses):
+            return super().evaluation_loop(batches, *arguments, **keywords)
 
     def predict(self, *args, **keywords):
         self.__update_model()
@@ -505,10 +507,13 @@ class Trainer(transformers.Trainer):
         self.__module = self.model
         if self.loss_reduction is None:
             reduction = "micro_batch"
-            evaluation = Script(self, True, self.__update_model)
-            self.__module = LossModule(
-                self.__script, evaluation, self.__step_plans[0], self.args.gradient_accumulation_steps
-            )
+            ignored = {*getattr(getattr(self.model, "config", None), "keys_to_ignore_at_inference", ())}
+            scripts = {
+                TRAIN: self.__script,
+                EVALUATE: Script(self, True, self.__update_model),
+                PREDICT: Script(self, True, self.__update_model, Returned(ignored)),
+            }
+            self.__module = LossModule(scripts, self.__step_plans[0], self.args.gradient_accumulation_steps)
             self.__freeze()
         self.pipeline = twobp.Trainer(
             self.__module,
@@ -525,7 +530,7 @@ class Trainer(transformers.Trainer):
         )
         self.pipeline._share_weights()
         if isinstance(self.__module, LossModule):
-            self.__evaluation = Evaluation(self, evaluation, self.__module, self.pipeline, self.__given)
+            self.__evaluation = Evaluation(self, self.__module, self.pipeline, self.__given)
         self.__fixed, self.__clip_norm = fixed_settings(self.optimizer), self.args.max_grad_norm
         for callback in self.callback_handler.callbacks:
             if type(callback).on_pre_optimizer_step is not transformers.TrainerCallback.on_pre_optimizer_step:

@@ -280,7 +280,7 @@ Context StepLoop::context_of(const Fields& fields, int64_t step, int64_t micro_b
   context.seed = request_.seed;
   context.step = step;
   context.micro_batch = request_.first_micro_batch + micro_batch;
-  context.training = request_.training || request_.writes_buffers;
+  context.training = request_.training || request_.predictions != nullptr;
   return context;
 }
 
@@ -405,7 +405,11 @@ void StepLoop::hand_on(int s, int mb, Values output) {
   } else {
     sum_.later.push_back(std::move(output[0]));
   }
-  if (output.size() > 1) sum_.right = sum_.right.value_or(0) + output[1].item<int64_t>();
+  if (request_.predictions != nullptr) {
+    (*request_.predictions)[mb].assign(output.begin() + 1, output.end());
+  } else if (output.size() > 1) {
+    sum_.right = sum_.right.value_or(0) + output[1].item<int64_t>();
+  }
 }
 
 void StepLoop::backward_p1(int s, int mb, bool fused) {

@@ -77,15 +77,15 @@ def fake_inputs(layer: Layer) -> list[torch.Tensor]:
 
 
 class Flow:
-    """Where gradients go in a layer. `trained[i]` says whether input i needs a gradient, and `given` which outputs,
-    without buffers, have one."""
+    """Where gradients go in a layer. `trained[i]` says whether input i needs a gradient, and `given` which outputs
+    that may (Layer.differentiated), have one."""
 
     def __init__(self, layer: Layer, trained: list[bool]):
         self._modes = modes_of(layer)
         with self._running():
             leaves, outputs = run_with_gradients(layer, fake_inputs(layer), trained)
         self._leaves = [one if t else None for one, t in zip(leaves, trained)]
-        self._outputs = [one for one, (kind, _) in zip(outputs, layer.outputs) if kind != "buffer"]
+        self._outputs = [outputs[i] for i in layer.differentiated]
         self.given = [one.requires_grad for one in self._outputs]
         self._reached: dict[tuple[bool, ...], list[bool]] = {}
 
@@ -126,7 +126,7 @@ def joint_graph(layer: Layer, trained: list[bool], read: list[bool]) -> Joint:
 
     with mode, dispatcher(), torch.enable_grad(), without_one_dnn():
         _, outputs = outputs_of(fake)
-        values = [i for i, (kind, _) in enumerate(layer.outputs) if kind != "buffer"]
+        values = layer.differentiated
         given = [i for i, gets in zip(values, read, strict=True) if gets and outputs[i].requires_grad]
         # The backward pass goes through all trained layers. Where it has no gradient to bring, one output has one that
         # nothing reads.

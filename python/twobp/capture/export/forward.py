@@ -79,8 +79,9 @@ class Table:
 class Forward:
     """The forward pass of the whole module. `tensors` holds parameters, buffers and constants by Input. `drops` says
     for each call that draws random numbers whether it is a dropout (draws.py). The graph's outputs are the loss, a new
-    value of each of `buffers`, and until weigh_loss the condition of each assertion, which `asserted` has the text of.
-    They are read from the graph, where a pass may replace them.
+    value of each of `buffers`, `predicted` tensors that the module returns beside the loss, and until weigh_loss the
+    condition of each assertion, which `asserted` has the text of. They are read from the graph, where a pass may
+    replace them.
 
     `casts` says that autocast rounds some of its values, so that other roundings would be other numbers.
 
@@ -93,6 +94,7 @@ class Forward:
     tensors: dict[Input, torch.Tensor]
     drops: list[bool]
     buffers: list[str]
+    predicted: int
     asserted: list[str]
     tables: dict[Input, Table] = dataclasses.field(default_factory=dict)
     sizes: symbols.At = dataclasses.field(default_factory=dict)
@@ -117,13 +119,22 @@ class Forward:
         return dict(zip(self.buffers, self.outputs[1:]))
 
     @property
+    def predictions(self) -> tuple[fx.Node, ...]:
+        return self.outputs[1 + len(self.buffers) :][: self.predicted]
+
+    @property
+    def read(self) -> list[fx.Node]:
+        """All that programs compute."""
+        return [self.loss, *self.new_buffers.values(), *self.predictions]
+
+    @property
     def checks(self) -> list[Check]:
-        return [Check(*one) for one in zip(self.outputs[1 + len(self.buffers) :], self.asserted)]
+        return [Check(*one) for one in zip(self.outputs[len(self.read) :], self.asserted)]
 
     def without_checks(self, loss: fx.Node) -> None:
         """Makes `loss` the loss, and the conditions no outputs."""
         self.asserted = []
-        self.graph.output_node().args = ((loss, *self.outputs[1 : 1 + len(self.buffers)]),)
+        self.graph.output_node().args = ((loss, *self.outputs[1 : len(self.read)]),)
 
 
 def autocast(precision: str) -> contextlib.AbstractContextManager:
@@ -131,7 +142,8 @@ def autocast(precision: str) -> contextlib.AbstractContextManager:
 
 
 class WithLoss(nn.Module):
-    """forward(batch) returns the loss, a scalar. It is the module's own loss, or loss_fn(output, batch)."""
+    """forward(batch) returns the loss, a scalar. It is the module's own loss, or loss_fn(output, batch). While the
+    module `predicts`, its output is a tuple, of which all is returned."""
 
     def __init__(self, module: nn.Module, loss_fn: Callable | None, precision: str = "fp32"):
         super().__init__()
@@ -140,10 +152,12 @@ class WithLoss(nn.Module):
         self.takes = {p.name for p in names if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self.takes_all = loss_fn is None or any(p.kind == p.VAR_KEYWORD for p in names) and not self.takes
 
-    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: dict[str, torch.Tensor]) -> Any:
         symbols.unify(batch)
         with autocast(self.precision):
             output = self.output(batch)
+            if getattr(self.module, "predicts", False):
+                return output
             return loss_of(output) if self.loss_fn is None else checked_loss(self.loss_fn(output, batch))
 
     def output(self, batch: dict[str, torch.Tensor]) -> Any:
@@ -482,7 +496,7 @@ def with_meaning(
             node.replace_all_uses_with(first)
             del inputs[node]
             graph.erase_node(node)
-    loss, new_buffers, outputs = None, {}, graph.output_node().args[0]
+    returned, new_buffers, outputs = [], {}, graph.output_node().args[0]
     for spec, node in zip(signature.output_specs, outputs):
         if spec.kind.name == "BUFFER_MUTATION":
             if spec.target in buffers:  # others are made by the forward pass, for its next call
@@ -490,7 +504,7 @@ def with_meaning(
                 with graph.inserting_before(graph.output_node()):
                     new_buffers[name] = in_form_of(graph, node, by_input[Input("buffer", name)].meta["val"])
         elif spec.kind.name == "USER_OUTPUT":
-            loss = node
+            returned.append(node)
         elif spec.kind.name == "PARAMETER_MUTATION":
             raise CaptureError(
                 "the module's forward pass changes its parameter "
@@ -506,6 +520,7 @@ def with_meaning(
                 f"the module's forward pass has an output of the kind {spec.kind.name}{where(node)}, which programs do "
                 "not have"
             )
+    loss, *predictions = returned or [None]
     value: Any = loss.meta.get("val") if isinstance(loss, fx.Node) else None
     if not isinstance(value, torch.Tensor) or value.dim() != 0 or not value.is_floating_point():
         found = (
@@ -517,8 +532,9 @@ def with_meaning(
             f"the loss is {found}{where(cast(fx.Node, loss)) if value is not None else ''}, but must be one "
             "floating-point scalar: reduce it (loss.mean()) in the module or in loss_fn"
         )
-    graph.output_node().args = ((loss, *new_buffers.values(), *outputs[len(signature.output_specs) :]),)
-    return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), asserted)
+    conditions = outputs[len(signature.output_specs) :]
+    graph.output_node().args = ((loss, *new_buffers.values(), *predictions, *conditions),)
+    return Forward(program.graph_module, inputs, tensors, drops, list(new_buffers), len(predictions), asserted)
 
 
 def clean(graph_module: fx.GraphModule, casts: bool) -> None:

@@ -35,6 +35,7 @@ class DryRun:
     worst: str
     buffers: float
     evaluation: float
+    predictions: float = 0.0
     slices: float = 0.0
     worst_of_slices: str = ""
 
@@ -63,13 +64,14 @@ def dry_run(
     random = interpret.Random(7)
     with torch.no_grad():
         loss, slots, new_buffers = chain.forward(fields, weight, random)
+        predictions = [slots[-1][one["slot"]] for one in chain.program(len(slots) - 1)["outputs"][1:]]
         drawn = list(random.drawn)
         gradients = chain.backward(slots, random)
         del slots
         in_order, evaluated = interpret.Random(7), None
         if not captured.only_trains:
             evaluated = chain.forward(fields, weight, in_order, evaluate=True)[0]
-    expected, wanted, changed, in_evaluation, dtypes = reference(
+    expected, wanted, changed, in_evaluation, dtypes, predicted = reference(
         captured, {**fields, **(beside or {})}, drawn, list(in_order.drawn)
     )
     if not torch.isfinite(expected):
@@ -94,6 +96,7 @@ def dry_run(
         where,
         max((relative(new_buffers.get(n, captured.buffers[n]), changed[n]) for n in compared), default=0.0),
         0.0 if evaluated is None else relative(evaluated * scale, in_evaluation, floor),
+        max((difference(one, own) for one, own in zip(predictions, predicted, strict=True)), default=0.0),
     )
     limit = max(captured.limit(), TOLERANCE.get(expected.dtype, 2e-3))
     if dtypes & {torch.bfloat16, torch.float16}:
@@ -104,6 +107,7 @@ def dry_run(
         ("the loss", result.loss),
         (f"the gradient of '{where}'", result.gradients),
         ("a buffer", result.buffers),
+        ("a prediction", result.predictions),
     ):
         if not error <= limit:
             raise CaptureError(
@@ -191,3 +195,10 @@ def relative(value: torch.Tensor, expected: torch.Tensor, floor: float = 0.0) ->
     """Returns |value - expected| / |expected|, in norms. The denominator is at least `floor`."""
     value, expected = value.double(), expected.double()
     return ((value - expected).norm() / max(expected.norm().item(), floor, 1e-30)).item()
+
+
+def difference(value: torch.Tensor, expected: torch.Tensor) -> float:
+    """Returns the same of predictions, of which some may be infinite, as logits that a mask excludes."""
+    size = expected[expected.isfinite()].double().norm().item()
+    here = value != expected
+    return relative(torch.where(here, value, 0), torch.where(here, expected, 0), size)

@@ -100,7 +100,7 @@ class KeepParameters(TorchDispatchMode):
 
 def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
     """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, and
-    the dtypes in which it computed in training mode. The module is not changed."""
+    the dtypes in which it computed in training mode, and what it predicts. The module is not changed."""
     whole = captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
     bound = [(path, part, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
@@ -111,7 +111,9 @@ def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, 
             training = Replay(drawn, [draw.read for draw in captured.draws])
             evaluation = Replay(evaluation_drawn, [draw.read for draw in captured.draws if not draw.drops])
             with torch.enable_grad(), training:
-                loss = whole(dict(fields))
+                output = whole(dict(fields))
+            loss, *predictions = output if isinstance(output, tuple) else (output,)
+            predictions = [one.detach() for one in predictions]
             for path, part, key, tensor in bound:
                 if part._buffers.get(key) is not tensor:
                     advice = (
@@ -127,7 +129,7 @@ def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, 
             gradients = {name: one for name, one in found if one is not None}
             changed = {name: captured.buffers[name].detach().clone() for name in captured.buffers}
             if captured.only_trains:
-                return loss.detach(), gradients, changed, None, training.dtypes
+                return loss.detach(), gradients, changed, None, training.dtypes, predictions
             restore(whole, state)
             whole.eval()
             with torch.no_grad(), KeepParameters(captured.parameters), evaluation:
@@ -145,7 +147,7 @@ def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, 
             restore(whole, state)
             for part, mode in modes.items():
                 part.training = mode
-    return loss.detach(), gradients, changed, evaluated, training.dtypes
+    return loss.detach(), gradients, changed, evaluated, training.dtypes, predictions
 
 
 def restore(whole: nn.Module, state: dict[str, torch.Tensor]) -> None:
