@@ -138,6 +138,7 @@ class Script:
         self._plans: dict[tuple | int, Plan] = {}  # by shapes, or by course if it is the same for all shapes
         self._placed: list[T] = []  # in attributes of the trainer, by the last step
         self._inside: dict[int, tuple[list[nn.Module], list[nn.Module]]] = {}  # parts, and those with adapters
+        self._statuses: dict[tuple[int, str], Any] = {}  # of adapters, by model and state
         self._described: dict = {}  # the course of the last trace
         self.one_by_one = ""  # why there are no programs for many shapes
         self._fake = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True)
@@ -173,6 +174,23 @@ class Script:
             [one.training for one in parts],
             [(getattr(one, "_disable_adapters", None), one._active_adapter) for one in adapters],
         )
+
+    def _adapters_looked_at_once(self):
+        """PEFT looks at every layer before it disables adapters, which takes longer than the rest of DPO's loss."""
+
+        def remembering(status):
+            def of(model):
+                if sys._getframe(1).f_code.co_name != "disable_adapter":  # which reads no more than _state_of has
+                    return status(model)
+                key = id(model), self._state_of(model)
+                if key not in self._statuses:
+                    self._statuses[key] = status(model)
+                return self._statuses[key]
+
+            return of
+
+        peft = sys.modules.get("peft.peft_model")
+        return replaced(peft and peft.PeftModel, "get_model_status", remembering)
 
     def _tensors(self) -> dict[int, str]:
         return {
@@ -260,7 +278,7 @@ class Script:
         calls = module_calls(self.calls_of, answer, "__call__" if compiled else "_call_impl")
         with torch.no_grad(), torch.random.fork_rng(devices=[]), calls as depth:
             mode.depth = depth
-            with packages_read_once(), mode:
+            with packages_read_once(), self._adapters_looked_at_once(), mode:
                 loss, predictions, mode.form = self.compute(trainer, self.inputs(fields, others, tree), items)
         if any(id(one) in mode.constants for one in self._placed):
             raise Error(
@@ -356,6 +374,15 @@ class Script:
             plan.guarded = before.guarded
         self._plans[full] = dataclasses.replace(plan, fields={})
         return plan
+
+    def expected(self, inputs: Mapping, items: T | None, like: Plan) -> Plan:
+        """Returns the plan of a micro-batch if it takes the course of `like`, without a walk unless its values decide
+        sizes."""
+        if like.sized:
+            return self.plan(inputs, items)
+        tensors = [one.detach() for one in pytree.tree_leaves(dict(inputs)) if isinstance(one, T)]
+        fields = {**dict(zip(paths_of(inputs), tensors)), COURSE: like.fields[COURSE]}
+        return dataclasses.replace(like, fields=fields, items=items)
 
     def _foreseen(self, fields: dict[str, T], planned: Callable[[Run], Plan]) -> Plan | None:
         """Returns the plan for a shape that programs for many shapes serve. Numbers that Python takes are those of

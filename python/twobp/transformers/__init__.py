@@ -358,7 +358,7 @@ class Trainer(transformers.Trainer):
         if items is not None:
             items = torch.as_tensor(self._get_num_items_in_batch(batches, self.args.device))
         with contextlib.suppress(Exception):  # of Python in compute_loss, which the next step meets again
-            return self.__given([self.__script.plan(one, items) for one in first], whole)
+            return self.__given([self.__script.expected(one, items, self.__step_plans[0]) for one in first], whole)
         return None
 
     def __counts_nothing(self) -> bool:
