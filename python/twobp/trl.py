@@ -1,5 +1,5 @@
 """Trainers of TRL that train in a pipeline: `from twobp.trl import DPOTrainer`, and then the arguments of TRL's, with
-those of twobp.transformers.Trainer beside them. It is tested with TRL 1.15 and 1.16 (scripts/with_versions)."""
+those of twobp.transformers.Trainer beside them. It is tested with TRL 1.16."""
 
 from __future__ import annotations
 
