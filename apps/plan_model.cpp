@@ -21,6 +21,7 @@
 #include "twobp/plan/cost_model.h"
 #include "twobp/plan/memory/stage_bytes.h"
 #include "twobp/plan/planner.h"
+#include "twobp/schedule/w_queue.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/check_config.h"
 #include "twobp/train/gradients.h"
@@ -386,7 +387,8 @@ void print_exchanges(const PlanChoice& choice, const CostModel& model, const Pla
   if (!fills_waits(run.schedule, run.costs, run.options)) {
     std::cout << "with p2 " << policy_name(choice.policy) << ", waits run no W.\n";
   } else if (travel > w) {
-    std::cout << "all W takes " << milliseconds(w) << ".\n";
+    const bool turns = takes_turns(run.schedule, /*fills_waits=*/true);
+    std::cout << "all W takes " << milliseconds(w) << (turns ? ", and F runs beside F and I.\n" : ".\n");
   } else {
     std::cout << "before its first I, a step has no W to run meanwhile.\n";
   }

@@ -242,13 +242,43 @@ TEST(ExpertGroups, AllTokensMayGoToOneReplica) {
   expect_same(learns, run(config_of("qwen3_moe", 4, 4), begin), "learning");
 }
 
-// Without a pipeline, W of other layers and micro-batches runs within F and I, while these wait for tokens.
-TEST(ExpertGroups, WRunsWhileTokensTravel) {
-  class Wants : public Observer {
-   public:
-    bool wants_events(int64_t /*step*/) const override { return true; }
-    void on_step(const StepReport& /*report*/) override {}
+class Wants : public Observer {
+ public:
+  bool wants_events(int64_t /*step*/) const override { return true; }
+  void on_step(const StepReport& /*report*/) override {}
+};
+
+// Without a pipeline, the next F runs while F and I wait for tokens.
+TEST(ExpertGroups, FTakesTurns) {
+  const auto of = [](int experts, const std::vector<std::string>& more) {
+    std::vector<std::string> keys = {"data.held_out=0.125", "train.eval_batches=2"};
+    keys.insert(keys.end(), more.begin(), more.end());
+    return config_of("deepseek_v3", 4, experts, keys);
   };
+  const Training expected = run(of(1, {"pipeline.p2=off"}));
+  for (const std::string schedule : {"gpipe", "1f1b"}) {
+    for (const std::string cap : {"0", "auto"}) {
+      const Config config = of(4, {"pipeline.schedule=" + schedule, "pipeline.memory_cap=" + cap});
+      const Training actual = run(config, [](Trainer& trainer) { trainer.add_observer(std::make_shared<Wants>()); });
+      expect_same(expected, actual, schedule + ", cap " + cap);
+      int turns = 0;
+      for (const StepReport& report : actual.reports) {
+        const Event* before = nullptr;
+        for (const Event& event : report.events[0]) {
+          if (event.kind != Event::Kind::kForward && event.kind != Event::Kind::kBackwardP1) continue;
+          const bool other = before != nullptr &&
+                             std::pair(before->kind, before->micro_batch) != std::pair(event.kind, event.micro_batch);
+          if (other && event.part > 0) ++turns;
+          before = &event;
+        }
+      }
+      if (cap == "0") EXPECT_GT(turns, 0) << schedule;
+    }
+  }
+}
+
+// W of other layers and micro-batches runs within F and I, while these wait for tokens.
+TEST(ExpertGroups, WRunsWhileTokensTravel) {
   const auto count = [](const char* p2) {
     const Config config = config_of("qwen3_moe", 2, 2, {"pipeline.schedule=1f1b", concat("pipeline.p2=", p2)});
     const Training result = run(config, [](Trainer& trainer) { trainer.add_observer(std::make_shared<Wants>()); });

@@ -117,6 +117,15 @@ std::vector<WUnits> WQueue::take_same(const WUnits& unit, int first, int last) {
   return same;
 }
 
+bool takes_turns(const Schedule& schedule, bool fills_waits) {
+  return schedule.rank_count() == 1 && schedule.slices == 1 && (fills_waits || !schedule.has_backward());
+}
+
+bool may_turn(const Instruction& lead, const Instruction& next) {
+  const bool feeds = lead.op == Op::kForward && lead.micro_batch == next.micro_batch;
+  return next.op == Op::kForward && next.count == 1 && lead.count == 1 && !feeds;
+}
+
 WTail w_tail(const std::vector<Instruction>& list, P2Order order, const std::vector<bool>& gives_gradient) {
   WTail tail{list.size(), list.size()};
   while (tail.begin > 0 && list[tail.begin - 1].op == Op::kBackwardP2) --tail.begin;

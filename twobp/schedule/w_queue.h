@@ -111,6 +111,12 @@ inline bool lacks_room(double held, double need, double cap) {
   return cap > 0 && need > 0 && exceeds(held + need, cap);
 }
 
+// Whether an F or I that waits for tokens of experts lets the F after it run until that waits, too (StepLoop::Turns).
+// Not in a pipeline, whose other ranks wait for the first of the two: its step would not become shorter.
+bool takes_turns(const Schedule& schedule, bool fills_waits);
+// Whether the instruction after `lead` may do so: it is F of one micro-batch, and does not need its result.
+bool may_turn(const Instruction& lead, const Instruction& next);
+
 // Where the rest of a rank's list is all W.
 struct WTail {
   size_t begin = 0;  // an index into the list

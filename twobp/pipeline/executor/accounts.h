@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "twobp/core/measure.h"
@@ -87,6 +88,8 @@ class EventLog {
   void pause(double at);
   void resume(double at) { open_.begin = at; }
   void close(double at) { pause(at); }
+  // From now on, the calls are about the other one of two.
+  void turn_passes() { std::swap(open_, other_); }
 
   // One unit of backward-p2.
   void backward_p2(Layer& leaf, const std::string& layer_name, Event event);
@@ -104,7 +107,7 @@ class EventLog {
   MemoryMeter& meter_;
   bool on_ = false;
   double begin_ = 0;  // of the step
-  Event open_;
+  Event open_, other_;
   int early_updates_ = 0;
   std::vector<Event> events_;
   std::unordered_map<const Layer*, std::string> names_;  // of leaves
@@ -141,6 +144,10 @@ class Accounts : public LoopObserver {
   void op_pauses() override;
   void op_resumes() override;
   void op_ends(int units) override;
+  void turn_passes() override {
+    std::swap(op_, other_);
+    events_.turn_passes();
+  }
   void experts_chosen(int layer, const at::Tensor& tokens) override;
   void w_begins() override;
   void w_ends(const MadeUnit& unit, std::span<const WUnits> together) override;
@@ -176,7 +183,7 @@ class Accounts : public LoopObserver {
     double StageTimes::*seconds = nullptr;
     size_t stage = 0;
     double since = 0;
-  } op_;
+  } op_, other_;
   double w_ = 0;
   double update_ = 0;
   ProductTime w_products_;

@@ -31,6 +31,8 @@ class LoopObserver {
   virtual void op_ends(int /*units*/) {}
   // In F: as many of the micro-batch's tokens chose each expert of this layer of the model. See ExpertGroup::count.
   virtual void experts_chosen(int /*layer*/, const at::Tensor& /*tokens*/) {}
+  // Of two F or I under way, which have paused, the other one goes on, or begins.
+  virtual void turn_passes() {}
   // One unit of W, of these micro-batches.
   virtual void w_begins() {}
   virtual void w_ends(const MadeUnit& /*unit*/, std::span<const WUnits> /*together*/) {}

@@ -10,6 +10,7 @@
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
 #include "twobp/nn/thrown.h"
+#include "twobp/pipeline/executor/turns.h"
 #include "twobp/pipeline/stage.h"
 #include "twobp/transport/message.h"
 
@@ -31,58 +32,7 @@ Values take(Values& values) {
   return taken;
 }
 
-// Exchanges of experts of one call of a layer: a tag has numbers for as many, in F and in I.
-constexpr int kExchanges = 64;
-
 }  // namespace
-
-// The exchanges of a layer's experts (nn/expert_group.h). Its messages are awaited as all others, so W runs meanwhile.
-class StepLoop::Experts : public ExpertGroup {
- public:
-  explicit Experts(StepLoop& loop) : loop_(loop), members_(loop.parts_.experts) {}
-
-  void at(int layer, int micro_batch, bool backward) {
-    tag_ = {loop_.request_.step, 2 * layer + (backward ? 1 : 0), micro_batch, MessageKind::kExperts};
-    number_ = 0;
-  }
-  void count(const at::Tensor& tokens) override {
-    const bool repeated = tag_.stage % 2 == 1;  // F within I
-    if (!repeated) loop_.observer_.experts_chosen(tag_.stage / 2, tokens);
-  }
-  void send(std::vector<Values> messages) override {
-    TWOBP_CHECK(members_ != nullptr, "a layer has a part of its experts, but there is no group with the others");
-    TWOBP_CHECK(number_ < kExchanges, "a layer exchanges tokens of experts more than ", kExchanges, " times");
-    for (int step = 1; step < members_->size(); ++step) {
-      const int to = (members_->rank() + step) % members_->size();
-      members_->isend(to, tag(), std::move(messages[static_cast<size_t>(to)]));
-    }
-  }
-  std::vector<Values> receive() override {
-    std::vector<Values> received(static_cast<size_t>(members_->size()));
-    loop_.interrupt([&] {
-      for (int step = 1; step < members_->size(); ++step) {
-        const int from = (members_->rank() + step) % members_->size();
-        MessageWait message(*members_, from, tag(), WaitCause::kExperts);
-        loop_.wait(message);
-        received[static_cast<size_t>(from)] = std::move(message.values);
-      }
-    });
-    ++number_;
-    return received;
-  }
-
- private:
-  Tag tag() const {
-    Tag tag = tag_;
-    tag.stage = tag.stage * kExchanges + number_;
-    return tag;
-  }
-
-  StepLoop& loop_;
-  Transport* members_;  // null: this replica alone
-  Tag tag_;
-  int number_ = 0;
-};
 
 std::string name_of(const StepRequest& request) {
   return request.training ? concat("step ", request.step) : concat("batch ", request.step, " of an evaluation");
@@ -162,10 +112,12 @@ StepLoop::StepLoop(RankParts& parts, Transport& transport, const StepPlan& plan,
   tail_ = w_tail(schedule.ranks[parts_.rank], order, gives_gradient);
   by_layer_ = order == P2Order::kBucket;
   if (parts_.books_messages && request.training) list_expected();
-  experts_ = std::make_unique<Experts>(*this);
+  turns_ = std::make_unique<Turns>(*this);
 }
 
-StepLoop::~StepLoop() = default;
+StepLoop::~StepLoop() {
+  turns_->end();
+}
 
 void StepLoop::list_expected() {
   for (const Fields& fields : batch_.micro_batches) sizes_.push_back(KnownForms::sizes_of(fields));
@@ -233,18 +185,25 @@ void StepLoop::run_until(size_t end) {
   for (const auto& [from, sender] : senders_) expect_next(from);
   for (; at_ < end; ++at_) {
     const Instruction& instruction = plan_.schedule.ranks[parts_.rank][at_];
-    try {
+    naming(instruction, [&] {
       if (at_ == tail_.begin && by_layer_) run_w_by_layer(-1, 0);
       execute(instruction);
-      if (at_ + 1 < plan_.schedule.ranks[parts_.rank].size()) continue;
+      if (at_ + 1 < plan_.schedule.ranks[parts_.rank].size()) return;
       if (!streams_.empty()) run_w_by_layer(-1, 0);
       while (run_ahead(/*waits=*/false)) continue;
-    } catch (const Aborted&) {
-      throw;
-    } catch (...) {
-      fail("rank ", parts_.rank, ", ", name_of(request_), ", ", to_string(instruction, plan_.schedule.slices), ": ",
-           message_of_thrown());
-    }
+    });
+  }
+}
+
+void StepLoop::naming(const Instruction& instruction, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Aborted&) {
+    turns_->rethrow();
+    throw;
+  } catch (...) {
+    fail("rank ", parts_.rank, ", ", name_of(request_), ", ", to_string(instruction, plan_.schedule.slices), ": ",
+         message_of_thrown());
   }
 }
 
@@ -254,7 +213,9 @@ void StepLoop::execute(const Instruction& instruction) {
   const int end = first + instruction.count;
   switch (instruction.op) {
     case Op::kForward:
-      for (int mb = first; mb < end; ++mb) forward(s, mb);
+      for (int mb = first; mb < end; ++mb) {
+        if (!turns_->finish()) forward(s, mb);
+      }
       break;
     case Op::kBackwardP1:
     case Op::kBackward:
@@ -296,12 +257,12 @@ Context StepLoop::context_of(int micro_batch) {
   }
   context.loss_weight = loss_.weight;
   context.loss_scale = loss_.scale;
-  context.experts = experts_.get();
+  context.experts = &turns_->experts();
   return context;
 }
 
 void StepLoop::at_layer(const Stage& stage, int layer, int micro_batch, bool backward) {
-  experts_->at(stage.first_layer() + layer, micro_batch, backward);
+  turns_->experts().at(stage, layer, micro_batch, backward);
 }
 
 const LayerCost& StepLoop::cost(const Stage& stage, int layer, int mb) const {
@@ -556,9 +517,11 @@ void StepLoop::book(const Values& values, int stage) {
 }
 
 void StepLoop::wait(Wait& awaited) {
+  if (turns_->is_second()) return turns_->yield(&awaited);
   while (run_w(queue_.take_placed(at_))) continue;
   bool there = awaited.ready();
-  while (!there && plan_.fills_waits && (run_w(queue_.take_filling()) || run_ahead(/*waits=*/true)))
+  while (!there &&
+         (turns_->take(awaited) || (plan_.fills_waits && (run_w(queue_.take_filling()) || run_ahead(/*waits=*/true)))))
     there = awaited.ready();
   if (there) return;
   observer_.wait_begins(!queue_.empty(), awaited.cause());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "twobp/core/wait.h"
 #include "twobp/nn/expert_group.h"
 #include "twobp/nn/kernels/attention/packed_attention.h"
+#include "twobp/pipeline/executor/companion.h"
 #include "twobp/pipeline/executor/known_forms.h"
 #include "twobp/pipeline/executor/loop_observer.h"
 #include "twobp/pipeline/gradient_reducer.h"
@@ -53,6 +55,7 @@ struct RankParts {
   GradientReducer* reducer = nullptr;
   Transport* experts = nullptr;  // the members of its group (ExpertGroup); null: each replica has all experts
   ForwardsAhead ahead{};
+  std::unique_ptr<Companion> companion{};  // null until F or I take turns
 
   // Keeps messages and sums going.
   void progress();
@@ -96,6 +99,7 @@ class StepLoop {
     std::vector<Values> input, output, output_gradient, input_gradient;
   };
   class Experts;
+  class Turns;
   struct Coming {
     Tag tag;
     const Forms* forms;  // null: it comes with a description
@@ -122,6 +126,8 @@ class StepLoop {
   };
 
   void execute(const Instruction& instruction);
+  // Errors of `body` name rank, step and instruction.
+  void naming(const Instruction& instruction, const std::function<void()>& body);
   void forward(int s, int micro_batch);
   Values forward_layer(Stage& stage, int layer, int micro_batch, Values x, Context& context);
   // Runs a layer of the frozen stage for the next step. Returns false if there is none to run: in a wait, where no W
@@ -176,10 +182,12 @@ class StepLoop {
     w();
     observer_.op_resumes();
   }
+  const LayerCost& cost(const Stage& stage, int layer, int mb) const;
   // Runs old W until an op fits under the cap. The op grows to `peak` and leaves `held`; any pending W must still fit
   // after it.
-  const LayerCost& cost(const Stage& stage, int layer, int mb) const;
   void make_room(double peak, double held);
+  double need(double peak, double held) const { return std::max(peak, held + largest_w_); }
+  bool has_cap() const { return plan_.cap(parts_.rank) > 0; }
   bool lacks_room(double need) const;
   // Hands on gradients that are complete, after this leaf's W, or if none will ever come: those of a whole layer to the
   // reducer, streamed ones to the update.
@@ -237,7 +245,7 @@ class StepLoop {
   std::vector<bool> streams_;                 // by stage: see StepPlan; empty: none
   std::vector<std::vector<LayerWork>> work_;  // by index into parts_.stages, and layer; empty: nobody is told
   std::vector<std::shared_ptr<const DocumentPlaces>> documents_;  // of the micro-batches; see Context
-  std::unique_ptr<Experts> experts_;
+  std::unique_ptr<Turns> turns_;
   LossSum sum_;
 };
 

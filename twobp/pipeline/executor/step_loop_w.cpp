@@ -6,7 +6,7 @@
 #include <ATen/record_function.h>
 
 #include "twobp/core/text.h"
-#include "twobp/pipeline/executor/step_loop.h"
+#include "twobp/pipeline/executor/turns.h"
 #include "twobp/pipeline/stage.h"
 
 namespace twobp {
@@ -151,7 +151,8 @@ bool StepLoop::lacks_room(double need) const {
 }
 
 void StepLoop::make_room(double peak, double held) {
-  const double need = std::max(peak, held + largest_w_);
+  const double need = this->need(peak, held);
+  turns_->make_room(need);
   const auto lacks = [&] { return !queue_.empty() && lacks_room(need); };
   if (!lacks()) return;
   interrupt([&] {

@@ -44,8 +44,6 @@ size_t rounded(size_t bytes) {
   return (bytes + unit - 1) / unit * unit;
 }
 
-thread_local int64_t allocations_here = 0;
-
 // The addresses of all blocks of the process. oneDNN frees by address alone, even memory from before install().
 class Addresses {
  public:
@@ -119,11 +117,11 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
         block = std::exchange(found->second, found->second->next);
         kept_bytes -= size;
       } else {
+        ++allocations;
         make_room(size);
       }
     }
     if (block == nullptr) {
-      ++allocations_here;
       block = Block::make(size);
       if (block == nullptr) {
         const std::lock_guard lock(mutex);
@@ -162,6 +160,8 @@ struct BlockCache::Store : std::enable_shared_from_this<BlockCache::Store> {
     closed = true;
     drop(step + 1);
   }
+
+  int64_t allocations = 0;
 
  private:
   // Destroys the blocks that were given back before that step.
@@ -265,8 +265,16 @@ void BlockCache::begin_step() {
   if (BlockAllocator::store) BlockAllocator::store->begin_step();
 }
 
+std::shared_ptr<BlockCache::Store> BlockCache::here() {
+  return BlockAllocator::store;
+}
+
+void BlockCache::share(std::shared_ptr<Store> store) {
+  BlockAllocator::store = std::move(store);
+}
+
 int64_t BlockCache::allocations() {
-  return allocations_here;
+  return BlockAllocator::store ? BlockAllocator::store->allocations : 0;
 }
 
 }  // namespace twobp

@@ -9,10 +9,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 namespace twobp {
 
 class BlockCache {
+ private:
+  struct Store;
+  struct Block;
+
  public:
   // Call before the first thread that will have a cache is made. Any thread may call it, any number of times.
   static void install();
@@ -36,13 +41,15 @@ class BlockCache {
   // twice the memory that came into use beyond the part that stays.
   static void begin_step();
 
-  // The number of blocks that this thread has requested from the system since it began.
+  // The cache of this thread; null: none. A thread that works for it, in turn, may share it, and must end before it.
+  static std::shared_ptr<Store> here();
+  static void share(std::shared_ptr<Store> store);
+
+  // The number of blocks that this thread's cache has requested from the system.
   static int64_t allocations();
 
  private:
   friend struct BlockAllocator;
-  struct Store;
-  struct Block;
 };
 
 }  // namespace twobp

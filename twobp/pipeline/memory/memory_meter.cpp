@@ -152,7 +152,7 @@ MemoryMeter::~MemoryMeter() = default;
 struct MemoryMeter::Watch::Guard {
   explicit Guard(const std::shared_ptr<Books>& books) : before(std::exchange(current, {})) {
     const auto* const there = c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE);
-    if (there == nullptr || there == before.reporter) {
+    if (there == nullptr || there == before.reporter || there == books.get()) {
       current.reporter = books.get();
       guard.emplace(c10::DebugInfoKind::PROFILER_STATE, books);
     } else {

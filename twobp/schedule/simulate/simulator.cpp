@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -26,6 +27,7 @@ class Simulator {
         costs_(costs),
         options_(options),
         fills_(fills),
+        turns_(takes_turns(schedule, fills)),
         links_(schedule, costs, options),
         sums_(schedule, costs, options.data_parallel),
         recorded_(schedule, options.recorded),
@@ -92,6 +94,20 @@ class Simulator {
   }
 
  private:
+  // F that runs in the waits of the F or I before it.
+  struct Turn {
+    Slot at{};
+    size_t layer = 0;
+    bool within = false;  // the layer has begun
+    bool waits = false;   // for tokens, not for room
+    bool leads = false;   // the F or I before it has ended
+    int exchanges = 0;    // that are over
+    double arrives = 0;
+    double begin = 0;  // of the layer
+    double left = 0;   // seconds of it
+    int part = 0;
+  };
+
   size_t slot(int stage, int m) const { return static_cast<size_t>(stage) * schedule_.micro_batches + m; }
   // Messages are indexed by their receive.
   Message& message(Op receive, int stage, int m) {
@@ -116,6 +132,8 @@ class Simulator {
     ++visited_[rank];
     if (state.before_tail == 0) run_by_layer(rank, -1, 0);
     --state.before_tail;
+    if (turns_) next_.go_on(schedule_.ranks[rank]);
+    if (beside_) return end_turn(rank);
     if (is_compute(op) && op != Op::kBackwardP2) run_recorded_w(rank);
     memory_.settle(rank, ranks_[rank].now);
     switch (op) {
@@ -174,9 +192,13 @@ class Simulator {
     recorded_.take(rank, Op::kForward, stage, m);
     if (stage == 0) --frozen_left_;
     if (foreseen(stage, m)) return;
-    RankState& state = ranks_[rank];
-    state.started = true;
+    ranks_[rank].started = true;
     run_steps(rank, Op::kForward, {stage, m}, model(stage, m).forward);
+    end_forward(rank, stage, m);
+  }
+
+  void end_forward(int rank, int stage, int m) {
+    RankState& state = ranks_[rank];
     ++state.in_flight;
     result_.ranks[rank].peak_in_flight = std::max(result_.ranks[rank].peak_in_flight, state.in_flight);
     if (!has_backward_ || stage < schedule_.frozen) --state.in_flight;  // nothing is kept
@@ -246,11 +268,92 @@ class Simulator {
       if (units > 0) queue.add(units);
       return;
     }
+    lead_ = {op, at};
     for (const Growth& step : model.steps) {
+      lead_.left = {&step, &model.steps.back() + 1};
       make_room(rank, step.need);
       run_step(rank, op, at, step);
       if (step.p2_units > 0) queue.add(step.p2_units);
     }
+  }
+
+  // The next F takes a turn while the F or I that leads waits for tokens; see StepLoop::Turns. Returns whether it did.
+  bool take_turn(int rank) {
+    if (!beside_) return turns_ && begin_turn(rank);
+    Turn& turn = *beside_;
+    const auto& steps = model(turn.at.stage, turn.at.micro_batch).forward.steps;
+    if (turn.leads || turn.layer == steps.size() || exceeds(turn.arrives, ranks_[rank].now)) return false;
+    if (turn.waits ? lead_.op == Op::kForward && lead_.exchanges <= turn.exchanges
+                   : lacks_room(rank, steps[turn.layer].need + room_of_lead())) {
+      return false;
+    }
+    go_on(rank, turn);
+    return true;
+  }
+
+  bool begin_turn(int rank) {
+    const auto& list = schedule_.ranks[rank];
+    if (next_.done(list) || !may_turn(list[next_.index - 1], list[next_.index])) return false;
+    const Slot at{list[next_.index].stage, list[next_.index].micro_batch};
+    const Growth& step = model(at.stage, at.micro_batch).forward.steps.front();
+    if (recorded_.next_w(rank) != nullptr || lacks_room(rank, step.need + room_of_lead())) return false;
+    recorded_.take(rank, Op::kForward, at.stage, at.micro_batch);
+    go_on(rank, beside_.emplace(Turn{.at = at}));
+    return true;
+  }
+
+  // What the F or I that leads still needs.
+  double room_of_lead() const {
+    double held = 0;
+    double need = 0;
+    for (const Growth& step : lead_.left) {
+      need = std::max(need, held + step.need);
+      held += step.held;
+    }
+    return need;
+  }
+
+  // Runs F until it waits for tokens, or finds no room for its next layer.
+  void go_on(int rank, Turn& turn) {
+    const auto& steps = model(turn.at.stage, turn.at.micro_batch).forward.steps;
+    if (std::exchange(turn.waits, false)) ++turn.exchanges;
+    std::swap(ranks_[rank].part, turn.part);
+    while (!turn.waits && turn.layer < steps.size()) {
+      const Growth& step = steps[turn.layer];
+      if (turn.within) {
+        compute(rank, Op::kForward, turn.at, turn.left, 0);
+        grow(rank, turn.at.stage, step, turn.begin, Op::kForward, turn.at.micro_batch);
+        ++turn.layer;
+        turn.within = false;
+        turn.waits = step.from_experts > 0;
+        if (turn.waits) turn.arrives = arrival(rank, step.from_experts);
+        continue;
+      }
+      if (turn.leads) make_room(rank, step.need);
+      if (!turn.leads && lacks_room(rank, step.need + room_of_lead())) break;
+      turn.begin = ranks_[rank].now;
+      turn.left = step.seconds;
+      turn.within = true;
+      turn.waits = step.to_experts > 0;
+      if (!turn.waits) continue;
+      turn.arrives = arrival(rank, step.to_experts);
+      const double beside = std::min(step.beside_experts, step.seconds);
+      if (beside > 0) compute(rank, Op::kForward, turn.at, beside, 0);
+      turn.left -= beside;
+    }
+    std::swap(ranks_[rank].part, turn.part);
+  }
+
+  // The list has come to the F that has begun in a wait.
+  void end_turn(int rank) {
+    Turn& turn = *beside_;
+    turn.leads = true;
+    const auto [stage, m] = turn.at;
+    const size_t layers = model(stage, m).forward.steps.size();
+    for (wait_for_tokens(rank, turn.arrives); turn.layer < layers; wait_for_tokens(rank, turn.arrives))
+      go_on(rank, turn);
+    beside_.reset();
+    end_forward(rank, stage, m);
   }
 
   // F or I of a layer, or of all layers if none exchanges tokens.
@@ -281,14 +384,18 @@ class Simulator {
   // Of tokens or results that all replicas send to each other now.
   double arrival(int rank, double bytes) {
     const DataParallel& link = options_.data_parallel;
-    const double seconds = link.latency + (link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0);
-    result_.ranks[rank].exchanges += seconds;
-    return ranks_[rank].now + seconds;
+    const double seconds = link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0;
+    result_.ranks[rank].exchanges += link.latency + seconds;
+    double& free = ranks_[rank].link_is_free;
+    free = std::max(free, ranks_[rank].now) + seconds;
+    return free + link.latency;
   }
 
   void wait_for_tokens(int rank, double arrive) {
     RankState& state = ranks_[rank];
-    fill_wait_for(rank, {state.now, arrive});
+    while (exceeds(arrive, state.now) && (take_turn(rank) || (fills_ && fill_wait(rank))))
+      memory_.settle(rank, state.now);
+    ++lead_.exchanges;
     if (arrive <= state.now) return;
     result_.ranks[rank].idle[static_cast<int>(IdleCause::kExperts)] += arrive - state.now;
     result_.ranks[rank].bubble[static_cast<int>(BubbleCause::kCommunication)] += arrive - state.now;
@@ -479,6 +586,7 @@ class Simulator {
   const std::vector<StageCost>& costs_;
   const SimulationOptions& options_;
   const bool fills_;
+  const bool turns_;
   Links links_;
   GradientSums sums_;
   RecordedOrder recorded_;
@@ -499,6 +607,14 @@ class Simulator {
   size_t ahead_layer_ = 0;              // and layers of the one under way; ranks do not run them at once
   std::vector<Message> of_next_;        // as forward_
   std::vector<RankState> ranks_;
+  struct {
+    Op op = Op::kForward;
+    Slot at{};
+    std::span<const Growth> left{};  // layers, from the one under way on
+    int exchanges = 0;               // that are over
+  } lead_;                           // the last F or I of the list that has begun
+  std::optional<Turn> beside_;       // in its waits; of the only rank
+  ListCursor next_;                  // of that one's list, after the instruction under way
   Simulation result_;
 };
 

@@ -102,6 +102,7 @@ struct RankState {
   bool ends_by_layer = false;  // the last of these is WTail::last_p1
   bool started = false;        // the first F has begun
   int part = 0;                // of the F or I under way
+  double link_is_free = 0;     // of its exchanges with replicas: when the last one has left
 };
 
 // Whether `op` continues the last entry of the timeline. If so, the two become one.

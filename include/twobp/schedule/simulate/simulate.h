@@ -25,9 +25,9 @@ struct SharedLink {
 };
 
 // Copies of the whole pipeline that sum their gradients before the optimizer. All copies are assumed to keep the same
-// time. An exchange of tokens (LayerCost::forward_to_experts) takes latency + bytes / bytes_per_second, also if sums
-// are under way. A stage's sum starts when its last W is done and the rank's previous sum has ended. A ring takes
-// latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
+// time. An exchange of tokens (LayerCost::forward_to_experts) takes latency + bytes / bytes_per_second, after the
+// rank's one before, but beside sums. A stage's sum starts when its last W is done and the rank's previous sum has
+// ended. A ring takes latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
 struct DataParallel {
   int replicas = 1;
   double latency = 0;           // seconds, of one sum or exchange

@@ -146,6 +146,10 @@ ProductTime product_time() {
   return here;
 }
 
+void add_product_time(const ProductTime& time) {
+  here += time;
+}
+
 void count_operations(double operations) {
   here.operations += operations;
 }

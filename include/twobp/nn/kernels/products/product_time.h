@@ -24,6 +24,9 @@ struct ProductTime {
 // included.
 ProductTime product_time();
 
+// Adds that of another thread, which worked for this one.
+void add_product_time(const ProductTime& time);
+
 // Adds the additions and multiplications of products that no timer sees: those of attention by operators and by fused
 // kernels.
 void count_operations(double operations);
