@@ -117,7 +117,7 @@ TEST(DataParallel, SumsOverlapOrFollow) {
 }
 
 // F, I, W of 1, 1, 2. F and I send tokens before their work and after it, each time for 1.
-TEST(Experts, WRunsWhileTheirTokensTravel) {
+TEST(Experts, FAndWRunWhileTheirTokensTravel) {
   const std::vector<StageCost> costs = {stage_of({{.forward = 1,
                                                    .backward_p1 = 1,
                                                    .backward_p2 = 2,
@@ -129,15 +129,22 @@ TEST(Experts, WRunsWhileTheirTokensTravel) {
   SimulationOptions options;
   options.data_parallel = {.latency = 0.5, .bytes_per_second = 12};
   const auto idle = [](const Simulation& of) { return of.ranks[0].idle[static_cast<int>(IdleCause::kExperts)]; };
-  // F and I of the first micro-batch wait twice each. F of the second sends at 6, W ends at 8, F at 9.
+  // The first I sends at 3 and 5, and the second F at 3, behind it, and 6. W runs until 8.
   Simulation step = simulate(make_schedule("1f1b", 1, 2, P2Policy::kFill), costs, options);
-  EXPECT_DOUBLE_EQ(step.step_seconds, 15);
+  EXPECT_DOUBLE_EQ(step.step_seconds, 13);
   EXPECT_DOUBLE_EQ(step.ranks[0].exchanges, 8);
-  EXPECT_DOUBLE_EQ(idle(step), 7);
-  EXPECT_DOUBLE_EQ(of(step.ranks[0], BubbleCause::kCommunication), 7);
+  EXPECT_DOUBLE_EQ(idle(step), 5);
+  EXPECT_DOUBLE_EQ(of(step.ranks[0], BubbleCause::kCommunication), 5);
   ASSERT_EQ(step.ranks[0].timeline.size(), 6U);
-  EXPECT_EQ(step.ranks[0].timeline[2].op, Op::kBackwardP2) << "within F of the second micro-batch";
-  EXPECT_DOUBLE_EQ(step.ranks[0].timeline[3].begin, 8);
+  EXPECT_EQ(step.ranks[0].timeline[2].op, Op::kForward) << "within the first I";
+  EXPECT_DOUBLE_EQ(step.ranks[0].timeline[2].begin, 5);
+  EXPECT_EQ(step.ranks[0].timeline[3].op, Op::kBackwardP2) << "within the second F";
+  EXPECT_DOUBLE_EQ(step.ranks[0].timeline[3].begin, 6);
+  // As long as the replay of its order, and as the second F within the first.
+  options.recorded = recorded_order(step);
+  EXPECT_DOUBLE_EQ(simulate(make_schedule("1f1b", 1, 2, P2Policy::kFill), costs, options).step_seconds, 13);
+  options.recorded.clear();
+  EXPECT_DOUBLE_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kFill), costs, options).step_seconds, 13);
   step = simulate(make_schedule("1f1b", 1, 2, P2Policy::kOff), costs, options);
   EXPECT_DOUBLE_EQ(step.step_seconds, 16);
   EXPECT_DOUBLE_EQ(idle(step), 8);

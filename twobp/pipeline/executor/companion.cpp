@@ -58,6 +58,7 @@ void Companion::run() {
   for (wait_for_turn(/*of_companion=*/true); work_; wait_for_turn(/*of_companion=*/true)) {
     do_work();
     work_ = nullptr;
+    state_.reset();
     busy_ = false;
     pass_turn(/*to_companion=*/false);
   }

@@ -1,5 +1,6 @@
 // A second stack for a rank, so that two of its F or I may be under way. It is a thread's, but the two threads take
-// turns: one runs while the other waits to be given the turn.
+// turns: one runs while the other waits to be given the turn. So what only the rank's thread may use, such as its
+// transports, serves both.
 #pragma once
 
 #include <condition_variable>

@@ -527,7 +527,12 @@ void StepLoop::wait(Wait& awaited) {
   observer_.wait_begins(!queue_.empty(), awaited.cause());
   wait_for(awaited, parts_.timeout, [&] {
     const bool sums = parts_.others();
-    return fill_idle_device() || sums;
+    if (turns_->awaits_tokens() && turns_->ready()) {
+      observer_.wait_ends();
+      turns_->go_on();
+      observer_.wait_begins(!queue_.empty(), awaited.cause());
+    }
+    return fill_idle_device() || sums || turns_->awaits_tokens();
   });
   observer_.wait_ends();
 }

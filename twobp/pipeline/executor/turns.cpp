@@ -86,16 +86,21 @@ void StepLoop::Turns::end() {
 bool StepLoop::Turns::take(const Wait& awaited) {
   if (!on_ || awaited.cause() != WaitCause::kExperts) return false;
   if (!begun_) return begin();
-  Companion& second = *loop_.parts_.companion;
-  if (*begun_ == loop_.at_ || !second.busy()) return false;
-  if (Wait* const awaits = second.awaits()) {
-    const bool overtakes = !first_.backward() && first_.over() <= second_.over();
-    if (overtakes || !awaits->ready()) return false;
-  } else if (lacks_room(need_)) {
-    return false;
-  }
+  if (*begun_ == loop_.at_ || !loop_.parts_.companion->busy()) return false;
+  if (loop_.parts_.companion->awaits() == nullptr ? lacks_room(need_) : !awaits_tokens() || !ready()) return false;
   go_on();
   return true;
+}
+
+bool StepLoop::Turns::awaits_tokens() const {
+  if (!begun_ || *begun_ == loop_.at_) return false;
+  const Companion& second = *loop_.parts_.companion;
+  const bool overtakes = !first_.backward() && first_.over() <= second_.over();
+  return second.busy() && second.awaits() != nullptr && !overtakes;
+}
+
+bool StepLoop::Turns::ready() const {
+  return loop_.parts_.companion->awaits()->ready();
 }
 
 bool StepLoop::Turns::begin() {

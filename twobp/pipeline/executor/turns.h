@@ -54,6 +54,10 @@ class StepLoop::Turns {
 
   // The first waits: runs the second, unless that must wait, too. Returns whether it ran.
   bool take(const Wait& awaited);
+  // Whether the second waits for tokens, and may go on when they are there.
+  bool awaits_tokens() const;
+  bool ready() const;
+  void go_on();
   // The second waits.
   void yield(Wait* awaited) { loop_.parts_.companion->yield(awaited); }
   // The second waits until these bytes fit beside what the first may need, or the list comes to the second.
@@ -65,7 +69,6 @@ class StepLoop::Turns {
 
  private:
   bool begin();
-  void go_on();
   bool lacks_room(double need) const;
 
   StepLoop& loop_;

@@ -283,12 +283,15 @@ class Simulator {
     Turn& turn = *beside_;
     const auto& steps = model(turn.at.stage, turn.at.micro_batch).forward.steps;
     if (turn.leads || turn.layer == steps.size() || exceeds(turn.arrives, ranks_[rank].now)) return false;
-    if (turn.waits ? lead_.op == Op::kForward && lead_.exchanges <= turn.exchanges
-                   : lacks_room(rank, steps[turn.layer].need + room_of_lead())) {
-      return false;
-    }
+    if (turn.waits ? !awaits_tokens() : lacks_room(rank, steps[turn.layer].need + room_of_lead())) return false;
     go_on(rank, turn);
     return true;
+  }
+
+  // Whether F beside the first waits for tokens, and may go on when they are there.
+  bool awaits_tokens() const {
+    const bool overtakes = lead_.op == Op::kForward && lead_.exchanges <= beside_->exchanges;
+    return beside_->waits && !beside_->leads && !overtakes;
   }
 
   bool begin_turn(int rank) {
@@ -393,13 +396,20 @@ class Simulator {
 
   void wait_for_tokens(int rank, double arrive) {
     RankState& state = ranks_[rank];
-    while (exceeds(arrive, state.now) && (take_turn(rank) || (fills_ && fill_wait(rank))))
-      memory_.settle(rank, state.now);
+    while (arrive > state.now) {
+      const bool tries = exceeds(arrive, state.now);
+      if (tries && (take_turn(rank) || (fills_ && fill_wait(rank)))) {
+        memory_.settle(rank, state.now);
+        continue;
+      }
+      double until = arrive;
+      if (tries && beside_ && awaits_tokens() && exceeds(beside_->arrives, state.now))
+        until = std::min(until, beside_->arrives);
+      result_.ranks[rank].idle[static_cast<int>(IdleCause::kExperts)] += until - state.now;
+      result_.ranks[rank].bubble[static_cast<int>(BubbleCause::kCommunication)] += until - state.now;
+      state.now = until;
+    }
     ++lead_.exchanges;
-    if (arrive <= state.now) return;
-    result_.ranks[rank].idle[static_cast<int>(IdleCause::kExperts)] += arrive - state.now;
-    result_.ranks[rank].bubble[static_cast<int>(BubbleCause::kCommunication)] += arrive - state.now;
-    state.now = arrive;
   }
 
   void run_if(int rank, const std::optional<WUnits>& units) {
