@@ -199,9 +199,13 @@ class ToTwin : public TimedTransport {
   using TimedTransport::TimedTransport;
   bool try_receive(int from, const Tag& tag, Values& values) override {
     if (TimedTransport::try_receive(from, tag, values)) return true;
-    if (std::exchange(looked_at_, now()) != now()) looks_ = 0, first_ = arrival(tag);
+    if (std::exchange(looked_at_, now()) != now()) {
+      looks_ = 0;
+      first_ = arrival(tag);
+      lead_ = tag;
+    }
     first_ = std::min(first_, arrival(tag));
-    if (++looks_ > 10) now() = first_;
+    if (++looks_ > 10 && tag == lead_) now() = first_;
     return false;
   }
   int rank() const override { return 0; }
@@ -209,6 +213,7 @@ class ToTwin : public TimedTransport {
 
  private:
   double looked_at_ = -1;
+  Tag lead_;          // of the F or I that leads, which looks first
   int looks_ = 0;     // at that time
   double first_ = 0;  // arrival of what it looked for
 };

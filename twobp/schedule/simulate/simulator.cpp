@@ -402,12 +402,13 @@ class Simulator {
         memory_.settle(rank, state.now);
         continue;
       }
-      double until = arrive;
-      if (tries && beside_ && awaits_tokens() && exceeds(beside_->arrives, state.now))
-        until = std::min(until, beside_->arrives);
+      const bool turns =
+          tries && beside_ && awaits_tokens() && exceeds(beside_->arrives, state.now) && beside_->arrives <= arrive;
+      const double until = turns ? beside_->arrives : arrive;
       result_.ranks[rank].idle[static_cast<int>(IdleCause::kExperts)] += until - state.now;
       result_.ranks[rank].bubble[static_cast<int>(BubbleCause::kCommunication)] += until - state.now;
       state.now = until;
+      if (turns) take_turn(rank);
     }
     ++lead_.exchanges;
   }
@@ -486,10 +487,12 @@ class Simulator {
       int& recorded = pieces_recorded_[slot(stage, m)];
       const int units = p2_units(stage);
       const int until = op->pieces == 0 ? units : std::min(units, recorded + op->pieces);
-      if (queue.ran(stage, m) < until && queue.left(stage, m) > 0) {
+      const bool runs = queue.ran(stage, m) < until;
+      if (runs && queue.left(stage, m) > 0) {
         run_if(rank, queue.take_next(stage, m));
         return true;
       }
+      if (runs && beside_ && !beside_->leads) return false;  // the I under way has not made it yet
       recorded = until;
       recorded_.take_w(rank);
     }
