@@ -301,7 +301,7 @@ class Comparison:
         self.programs = {name: one.double() / (weight * count) for name, one in {"loss": loss, "evaluation": evaluated, **gradients}.items()}
 
     def module(self):
-        loss, gradients, _, evaluated, _ = reference(self.captured, self.fields, *map(list, self.drawn))
+        loss, gradients, _, evaluated, *_ = reference(self.captured, self.fields, *map(list, self.drawn))
         return {name: one.double() for name, one in {"loss": loss, "evaluation": evaluated, **gradients}.items()}
 
     def nudged(self):

@@ -129,7 +129,7 @@ TEST(Device, TransfersComeBeforeComputations) {
                                      support.facts});
   const Device device = stand_in_device(6);
   support_devices(at::kPrivateUse1, support);
-  EXPECT_EQ(priorities, (std::vector<bool>{false, true, true})) << "computations, copies, sums";
+  EXPECT_EQ(priorities, (std::vector<bool>{false, true, true, true})) << "computations, sums, copies for either";
 }
 
 TEST(Device, AVariableOfCudaWithAnotherValueIsReportedOnce) {

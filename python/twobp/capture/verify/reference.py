@@ -99,8 +99,8 @@ class KeepParameters(TorchDispatchMode):
 
 
 def reference(captured: Compared, fields: dict[str, torch.Tensor], drawn: list, evaluation_drawn: list):
-    """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, and
-    the dtypes in which it computed in training mode, and what it predicts. The module is not changed."""
+    """Returns loss, gradients and new buffers of the module itself in training mode, its loss in evaluation mode, the
+    dtypes in which it computed in training mode, and what it predicts there. The module is not changed."""
     whole = captured.whole
     state = {name: b.detach().clone() for name, b in whole.named_buffers()}
     bound = [(path, part, key, tensor) for path, part in whole.named_modules() for key, tensor in part._buffers.items()]
