@@ -60,7 +60,7 @@ LINES = [
     ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]
 TESTS = ["tests/train/train_on_device_test", "tests/train/train_device_test", "tests/nn/nn_test", "tests/program/device_command_test",
-         "tests/transport/device_transport_test"]
+         "tests/transport/device_transport_test", "tests/nn/device_test"]
 TARGETS = [pathlib.Path(test).name for test in TESTS]
 
 

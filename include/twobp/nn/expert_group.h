@@ -14,8 +14,8 @@ struct ExpertShare {
   int index = 0;
 };
 
-// The members of a group, as one of them sees them. All make the same exchanges in the same order. In an exchange each
-// member sends a message to every other one.
+// The members of a group, as one of them sees them. In an F or I, all make the same exchanges in the same order. In an
+// exchange each member sends a message to every other one.
 class ExpertGroup {
  public:
   virtual ~ExpertGroup() = default;

@@ -1,6 +1,6 @@
-// The exchange of tensors between ranks. One Transport object belongs to one rank and only its thread uses it. There
-// are three exceptions: abort(); subgroups of one endpoint, which may have a thread each; and World::processes, over
-// which a second thread may send. Sends never block. Receives are tested or waited for, and each wait has a time-out.
+// The exchange of tensors between ranks. One Transport object belongs to one rank, and only its thread uses it, or its
+// Companion in turn. Three exceptions: abort(); subgroups of one endpoint, which may have a thread each; and
+// World::processes, over which a second thread may send. Sends never block. Each wait for a receive has a time-out.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ enum class MessageKind : uint8_t {
   kTiedWeight,    // a weight that several ranks of a process use is updated: the weight; 0
   kWeights,       // weights that a replica has updated: the index of the message; 0
   kClock,         // question or answer; the round
-  kExperts,       // tokens for experts of another replica, or their results: the layer and exchange (step_loop.cpp)
+  kExperts,       // tokens for experts of another replica, or their results: the layer and exchange (turns.cpp)
   kOrder,         // the messages of a plan, as their sender lists them: 0; 0
   // Collective operations of all ranks: 0; the operation's number (collectives.h, transport/processes.h).
   kPart,
