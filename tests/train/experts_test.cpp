@@ -366,6 +366,35 @@ TEST(ExpertGroups, CountsMoveCorrections) {
   }
 }
 
+// The next F counts its tokens while an I waits, which computes its F again.
+TEST(ExpertGroups, CountsOfTurnsMoveCorrections) {
+  const auto of = [](int experts, const std::string& cap) {
+    return load_config("", {"model.type=deepseek_v3",
+                            "model.layers=2",
+                            "model.dim=64",
+                            "model.heads=2",
+                            "model.hidden=16",
+                            "model.experts=8",
+                            "model.experts_per_token=1",
+                            "model.balance_rate=0.1",
+                            "model.init_std=0.2",
+                            "data.sequence=10",
+                            "data.synthetic=tokens",
+                            "data.held_out=0",
+                            "train.steps=3",
+                            "pipeline.data_parallel=2",
+                            "pipeline.ranks=1",
+                            "pipeline.schedule=1f1b",
+                            "pipeline.micro_batches=8",
+                            "pipeline.micro_batch_size=2",
+                            "pipeline.pin=false",
+                            "pipeline.recompute=[\"activations\"]",
+                            concat("pipeline.experts=", experts),
+                            "pipeline.memory_cap=" + cap});
+  };
+  for (const std::string cap : {"0", "auto"}) expect_same(run(of(1, cap)), run(of(2, cap)), "cap " + cap);
+}
+
 // What a plan is told of exchanges: F and I send as many bytes, and back as many as come.
 TEST(ExpertGroups, AreMeasured) {
   MeasureOptions options;

@@ -1,8 +1,10 @@
 #include "twobp/models/recompute/recompute_layer.h"
 
+#include <optional>
 #include <utility>
 
 #include "twobp/core/check.h"
+#include "twobp/nn/layers/expert_exchange.h"
 
 namespace twobp {
 namespace {
@@ -67,9 +69,12 @@ bool RecomputeLayer::recomputes_in_p2() {
 void RecomputeLayer::forward_again(Values x, const Context& context, Saved& inner) {
   std::vector<std::pair<Parameter*, at::Tensor>> buffers;
   for (Parameter* parameter : parameters_) {
-    if (parameter->is_buffer()) buffers.emplace_back(parameter, parameter->value.clone());
+    if (parameter->is_buffer() && !parameter->counts_tokens())
+      buffers.emplace_back(parameter, parameter->value.clone());
   }
   Context again = context;
+  std::optional<CountedExperts> counted;
+  if (context.experts != nullptr) again.experts = &counted.emplace(*context.experts);
   layer_->forward(std::move(x), again, inner);
   for (auto& [buffer, before] : buffers) buffer->value.copy_(before);
 }

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
 
@@ -35,5 +37,18 @@ at::Tensor gradients_to_experts(ExpertGroup& group, ExpertShare share, const Exp
                                 const std::function<void()>& meanwhile);
 // Sends the rows of all members back. Returns those of this replica's tokens, sorted by expert.
 Values from_experts(ExpertGroup& group, ExpertShare share, const ExpertWay& way, const Values& rows);
+
+// The group of an F that runs again, whose tokens are counted. Another F may count meanwhile, in an exchange's wait, so
+// its counts could not be put back afterwards.
+class CountedExperts : public ExpertGroup {
+ public:
+  explicit CountedExperts(ExpertGroup& group) : group_(group) {}
+
+  void send(std::vector<Values> messages) override { group_.send(std::move(messages)); }
+  std::vector<Values> receive() override { return group_.receive(); }
+
+ private:
+  ExpertGroup& group_;
+};
 
 }  // namespace twobp

@@ -399,7 +399,9 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   Routing routing = route(chosen, shape_.experts);
   const at::Tensor tokens = at::diff(routing.ends, 1, 0, at::zeros({1}, routing.ends.options()));
   if (context.experts != nullptr) context.experts->count(tokens);
-  if (tokens_ && context.training && router_.has_p2()) tokens_->value.add_(tokens.to(tokens_->value.device()));
+  const bool again = context.experts == nullptr || dynamic_cast<const CountedExperts*>(context.experts) != nullptr;
+  if (tokens_ && context.training && router_.has_p2() && !again)
+    tokens_->value.add_(tokens.to(tokens_->value.device()));
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
   const bool travels = shape_.share.of > 1;

@@ -26,8 +26,7 @@ void StepLoop::Experts::at(const Stage& stage, int layer, int micro_batch, bool 
 }
 
 void StepLoop::Experts::count(const at::Tensor& tokens) {
-  const bool repeated = backward_;  // F within I
-  if (!repeated) loop_.observer_.experts_chosen(tag_.stage / 2, tokens);
+  loop_.observer_.experts_chosen(tag_.stage / 2, tokens);
 }
 
 void StepLoop::Experts::send(std::vector<Values> messages) {
