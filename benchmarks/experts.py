@@ -17,29 +17,14 @@ import time
 import captured_step
 import torch
 import transformers
+from mixture import SAMPLES, SEQUENCE, VOCABULARY, config_of
 
 import twobp
-
-VOCABULARY, SEQUENCE, SAMPLES = 1024, 256, 2
 
 
 def model_of(implementation: str, layers: int) -> torch.nn.Module:
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=SEQUENCE,
-        moe_intermediate_size=256,
-        num_experts=16,
-        num_experts_per_tok=4,
-        norm_topk_prob=True,
-        use_cache=False,
-    )
-    return transformers.AutoModelForCausalLM.from_config(config, experts_implementation=implementation)
+    return transformers.AutoModelForCausalLM.from_config(config_of(layers), experts_implementation=implementation)
 
 
 def main() -> None:

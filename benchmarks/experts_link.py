@@ -17,33 +17,20 @@ import tempfile
 import numpy
 import torch
 import transformers
+from mixture import SAMPLES, SEQUENCE, VOCABULARY, config_of
 from train_runs import FIRST, ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import two_hosts  # noqa: E402
 
-SEQUENCE, SAMPLES, VOCABULARY, LR = 256, 2, 1024, 1e-4
+LR = 1e-4
 EAGER = "4194304"  # bytes that Open MPI sends without waiting for the receiver, see docs/distributed.md
 
 
 def make(folder, options):
     """The model, and the samples of all steps."""
     torch.manual_seed(0)
-    config = transformers.Qwen3MoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        num_hidden_layers=options.layers,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=SEQUENCE,
-        moe_intermediate_size=256,
-        num_experts=16,
-        num_experts_per_tok=4,
-        norm_topk_prob=True,
-        use_cache=False,
-    )
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
+    transformers.AutoModelForCausalLM.from_config(config_of(options.layers)).save_pretrained(folder / "model")
     samples = 2 * options.micro_batches * SAMPLES * (FIRST + options.steps)
     ids = numpy.random.default_rng(1).integers(VOCABULARY, size=(samples, SEQUENCE), dtype=numpy.int64)
     (folder / "data").mkdir()
