@@ -50,6 +50,23 @@ TEST(BadInput, TokensOfExpertsThatNoMemoryHolds) {
       {"experts of mlp.gate", std::to_string(kTokens) + " rows", std::to_string(kTokens * kHidden * 2 * 4)});
 }
 
+TEST(BadInput, WOfExpertsThatNoMemoryHolds) {
+  constexpr int64_t kRows = int64_t{1} << 26U, kDim = int64_t{1} << 20U;  // 2^48 bytes of the tokens' rows
+  GroupedLinear layer({{"experts.0.gate.weight", 1}}, 1, kDim, 1, at::kFloat, GroupedLinear::Tokens::kInput);
+  make_parameters(layer);
+  Saved saved;
+  saved.keep_until_p2(at::ones({1, kDim}));
+  saved.keep_until_p2(at::full({1}, kRows));
+  saved.keep_until_p2(at::zeros({1}, at::kLong).expand({kRows}));
+  saved.keep_until_p2(at::ones({1, 1}).expand({kRows, 1}));
+  Saved* const one = &saved;
+  expect_error(
+      [&] {
+        layer.backward_p2({&one, 1});
+      },
+      {"W of experts.0.gate.weight", std::to_string(kRows) + " rows", std::to_string(kRows * kDim * 4)});
+}
+
 #endif
 
 TEST(BadInput, RouterThatGivesNoNumbers) {

@@ -56,6 +56,7 @@ def model_of(dice):
     if kind == "bert":
         settings += [f"model.dropout={dice.choice([0, 0.1])}", f"model.attention_dropout={dice.choice([0, 0.1])}"]
     if kind in DECODERS and dice.random() < 0.3:
+        settings = [one for one in settings if "balance_rate" not in one]  # adapters freeze what it moves
         settings += ["model.lora=3", f"model.lora_targets={LORA.get(kind, 'q_proj,v_proj')}"]
     return kind, settings
 

@@ -86,7 +86,9 @@ TEST_P(EveryFamily, TrainsOnlyAdapters) {
                                     experts ? family.names.attention_output : family.names.mlp_output};
   if (experts) names.insert(names.end(), family.names.expert_modules.begin(), family.names.expert_modules.end());
   for (const std::string& name : names) targets += (targets.empty() ? "" : ",") + name;
-  Trainer trainer(config_of(2, {"model.lora=2", "model.lora_targets=" + targets, "optimizer.lr=0.05"}));
+  std::vector<std::string> keys = {"model.lora=2", "model.lora_targets=" + targets, "optimizer.lr=0.05"};
+  if (has_option(family, "balance_rate")) keys.emplace_back("model.balance_rate=0");
+  Trainer trainer(config_of(2, keys));
   const auto before = test::copies_of(trainer.weights());
   for (const Batch& batch : batches()) trainer.step(batch, {"1f1b", P2Policy::kFill});
   const auto& weights = trainer.weights();

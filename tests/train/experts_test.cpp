@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -366,6 +367,30 @@ TEST(ExpertGroups, CountsMoveCorrections) {
   }
 }
 
+// Corrections that are frozen stay, and a rate that moves none is a mistake.
+TEST(ExpertGroups, FrozenCorrectionsStay) {
+  const auto corrections_of = [](const std::vector<std::string>& keys) {
+    const Training result = run(config_of("deepseek_v3", 2, 2, keys));
+    std::map<std::string, bool> moved;
+    for (const auto& [name, tensor] : result.tensors) {
+      if (name.ends_with("e_score_correction_bias")) moved[name] = tensor.any().item<bool>();
+    }
+    return moved;
+  };
+  using Moved = std::map<std::string, bool>;
+  const std::string first = "model.layers.1.mlp.gate.", second = "model.layers.2.mlp.gate.";
+  const std::string bias = "e_score_correction_bias";
+  EXPECT_EQ(corrections_of({}), (Moved{{first + bias, true}, {second + bias, true}}));
+  for (const std::string& name : {bias, std::string("*")})
+    EXPECT_EQ(corrections_of({"model.freeze=" + first + name}), (Moved{{first + bias, false}, {second + bias, true}}));
+  EXPECT_EQ(corrections_of({"model.freeze=*.gate.weight"}), (Moved{{first + bias, true}, {second + bias, true}}));
+  const std::vector<std::string> parts = {"model.balance_rate", "freezes the biases of all routers", "set it to 0"};
+  expect_error([&] { corrections_of({"model.freeze=*e_score*"}); }, parts);
+  expect_error([&] { corrections_of({"model.lora=2", "model.lora_targets=o_proj"}); }, parts);
+  expect_error([&] { corrections_of({"model.dense_layers=3"}); },
+               {"model.balance_rate is 0.01", "none of the 3 blocks has experts", "model.dense_layers (3)"});
+}
+
 // The next F counts its tokens while an I waits, which computes its F again.
 TEST(ExpertGroups, CountsOfTurnsMoveCorrections) {
   const auto of = [](int experts, const std::string& cap) {
@@ -403,11 +428,16 @@ TEST(ExpertGroups, AreMeasured) {
   const auto experts_of = [&](int experts) {
     const CostModel costs = measure_costs(config_of("qwen2_moe", 2, experts), options);
     EXPECT_EQ(costs.kinds.at("embedding").at_size[0].forward_to_experts, 0);
-    return std::pair(costs.kinds.at("experts").at_size[0], costs.kinds.at("experts+activations").at_size[0]);
+    const KindCosts& kind = costs.kinds.at("experts");
+    return std::tuple(kind.at_size[0], costs.kinds.at("experts+activations").at_size[0], kind.gradient_bytes);
   };
-  const auto [alone, again_alone] = experts_of(1);
+  const auto [alone, again_alone, gradients_alone] = experts_of(1);
   EXPECT_EQ(alone.forward_to_experts + alone.p1_to_experts + alone.p1_from_experts + again_alone.p1_to_experts, 0);
-  const auto [shared, again] = experts_of(2);
+  const auto [shared, again, gradients] = experts_of(2);
+  EXPECT_EQ(gradients, gradients_alone) << "half as many experts, with two parts";
+  EXPECT_GT(shared.expert_gradient, gradients / 2);
+  EXPECT_LT(shared.expert_gradient, gradients);
+  EXPECT_EQ(alone.expert_gradient, 0);
   const Config config = config_of("qwen2_moe", 2, 2);
   const double dim = 4.0 * static_cast<double>(config.model.type.as<DecoderOptions>().dim);
   EXPECT_GT(shared.forward_from_experts, 0);
@@ -418,6 +448,18 @@ TEST(ExpertGroups, AreMeasured) {
   EXPECT_GT(shared.beside_experts, 0) << "shared experts";
   EXPECT_EQ(again.forward_to_experts, shared.forward_to_experts);
   EXPECT_EQ(again.p1_to_experts, shared.p1_to_experts + shared.forward_to_experts + shared.forward_from_experts);
+}
+
+// Expects the peak of a step within 1 % of the simulation's.
+void expect_simulated_peak(Trainer& trainer, const std::string& what) {
+  trainer.step();
+  const StepPlan plan = make_plan(trainer.pipeline(), trainer.variant(), trainer.config().pipeline.micro_batches);
+  SimulationOptions options = simulation_of(plan);
+  options.data_parallel.replicas = trainer.pipeline().world().replicas;
+  const Simulation simulation = simulate(plan.schedule, profiled_costs(trainer.pipeline().layer_costs()), options);
+  const MemoryUse use = trainer.step().report.rank_memory[0];
+  const double predicted = static_cast<double>(use.total()) + simulation.ranks[0].peak_bytes;
+  EXPECT_NEAR(static_cast<double>(use.peak), predicted, 0.01 * predicted) << what;
 }
 
 // The simulation knows the peak of each rank within 1 %. Each token has all experts, so that all replicas have as many
@@ -432,17 +474,24 @@ TEST(ExpertGroups, TakeTheBytesThatAreSimulated) {
                                    concat("pipeline.micro_batches=", micro_batches), "pipeline.micro_batch_size=4"});
         run_worlds(threads_of(config), [&](World world) {
           Trainer trainer(config, std::move(world));
-          trainer.step();
-          const StepPlan plan = make_plan(trainer.pipeline(), trainer.variant(), micro_batches);
-          const Simulation simulation =
-              simulate(plan.schedule, profiled_costs(trainer.pipeline().layer_costs()), simulation_of(plan));
-          const MemoryUse use = trainer.step().report.rank_memory[0];
-          const double predicted = static_cast<double>(use.total()) + simulation.ranks[0].peak_bytes;
-          EXPECT_NEAR(static_cast<double>(use.peak), predicted, 0.01 * predicted)
-              << "experts " << experts << ", M " << micro_batches << ", p2 " << p2;
+          expect_simulated_peak(trainer, concat("experts ", experts, ", M ", micro_batches, ", p2 ", p2));
         });
       }
     }
+  }
+}
+
+// A streamed gradient has parts for each replica only while W of its layer runs, whose bytes are those of all experts.
+TEST(ExpertGroups, StreamedGradientsTakeTheBytesThatAreSimulated) {
+  for (const int experts : {1, 2, 4}) {
+    const Config config = config_of(
+        "qwen3_moe", experts, experts,
+        {"model.dim=120", "model.hidden=96", "model.experts_per_token=8", "train.clip_norm=0", "pipeline.memory_cap=0",
+         "pipeline.schedule=1f1b", "pipeline.p2=end", "pipeline.gradients=streamed", "pipeline.micro_batch_size=4"});
+    run_worlds(threads_of(config), [&](World world) {
+      Trainer trainer(config, std::move(world));
+      expect_simulated_peak(trainer, concat("experts ", experts));
+    });
   }
 }
 

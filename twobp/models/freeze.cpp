@@ -40,13 +40,14 @@ void check_patterns(const ModelSpec& model, const std::vector<std::string>& patt
 
 void freeze_by(ModelSpec& model, const Rule& rule) {
   model.first_trainable = static_cast<int>(model.layers.size());
+  bool counts = false, corrects = false;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     LayerSpec& spec = model.layers[i];
     spec.make = [make = spec.make, rule] {
       auto layer = make();
       for (Parameter* parameter : parameters_of(*layer)) {
         // Buffers are not trainable.
-        if (parameter->trainable() && frozen(*parameter, rule)) parameter->freeze();
+        if ((parameter->trainable() || parameter->is_corrected()) && frozen(*parameter, rule)) parameter->freeze();
       }
       return layer;
     };
@@ -54,6 +55,8 @@ void freeze_by(ModelSpec& model, const Rule& rule) {
     std::string which;
     for (const Parameter* parameter : parameters_of(*layer)) {
       if (!parameter->is_buffer()) which += parameter->trainable() ? '1' : '0';
+      counts |= parameter->counts_tokens();
+      corrects |= parameter->is_corrected();
     }
     if (which.find('0') != std::string::npos) spec.kind += ", trained " + which;
     const bool any = which.find('1') != std::string::npos;
@@ -61,6 +64,9 @@ void freeze_by(ModelSpec& model, const Rule& rule) {
       model.first_trainable = static_cast<int>(i);
     }
   }
+  TWOBP_CHECK(corrects || !counts,
+              "model.balance_rate is above 0, but model.freeze or model.lora freezes the biases of "
+              "all routers: set it to 0, or leave them out of model.freeze");
 }
 
 }  // namespace

@@ -24,8 +24,9 @@ class ExpertGroup {
   // Waits for the others' messages of the exchange that has begun. Other work may run meanwhile. By member; this one's
   // own is empty. The messages are untrusted.
   virtual std::vector<Values> receive() = 0;
-  // Is told how many of this member's tokens chose each expert of the layer: (experts), int64, on the host.
-  virtual void count(const at::Tensor& /*tokens*/) {}
+  // Is told how many of this member's tokens chose each expert of the layer: (experts), int64, on the host. Returns
+  // whether they count in the step: not those of an F that runs again, or is only measured.
+  virtual bool count(const at::Tensor& /*tokens*/) { return false; }
 };
 
 }  // namespace twobp

@@ -95,9 +95,9 @@ class Parameter {
   // The matrix of each projection within `whole`, a matrix: (outputs, inputs), (inputs, outputs), or (groups, outputs
   // of a group, inputs). Views.
   std::vector<at::Tensor> projections_of(const at::Tensor& whole) const;
-  // A frozen parameter has no gradient, no W and no optimizer state.
+  // A frozen parameter has no gradient, no W and no optimizer state, and no counts correct it.
   bool trainable() const { return trainable_; }
-  void freeze() { trainable_ = false; }
+  void freeze() { trainable_ = is_corrected_ = false; }
   // Says that the rows are those of `count` experts, a part of the layer's. If there are other parts, on other
   // replicas, the gradient has one part for each replica of the group, whose tokens it comes from (grad_by_source).
   void hold_experts(int64_t count, ExpertShare share) {
@@ -138,6 +138,11 @@ class Parameter {
 
   // The first contribution of a step overwrites the gradient and the others add to it, so it is never zeroed.
   bool has_grad() const { return has_grad_; }
+  // Of all parts of the gradient, if it has memory.
+  size_t grad_bytes() const {
+    const at::Tensor& all = grad_by_source.defined() ? grad_by_source : grad;
+    return all.defined() ? all.nbytes() : 0;
+  }
   void forget_grad();
   // From now on the gradient has memory only from its first contribution until forget_grad().
   void stream_grad();

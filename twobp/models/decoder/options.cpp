@@ -119,6 +119,9 @@ void check_experts(const DecoderFamily& family, const DecoderOptions& model) {
   TWOBP_CHECK(o.experts_per_token <= o.chosen_groups * of_group, "model.experts_per_token (", o.experts_per_token,
               ") is more than the ", o.chosen_groups * of_group, " experts of model.chosen_groups (", o.chosen_groups,
               ") groups: change one of them.");
+  TWOBP_CHECK(o.balance_rate == 0 || o.dense_layers < o.layers, "model.balance_rate is ", o.balance_rate,
+              ", but none of the ", o.layers, " blocks has experts: set it to 0, or lower model.dense_layers (",
+              o.dense_layers, ").");
 }
 
 }  // namespace
@@ -148,7 +151,7 @@ std::vector<Key> decoder_keys() {
       TWOBP_KEY(O, routed_scale, "factor of the experts' weights").above(0),
       TWOBP_KEY(O, normalized_routing, "the weights of a token's experts sum to 1"),
       TWOBP_KEY(O, balance_loss, "factor of the loss that balances the tokens of the experts; 0: none").from(0, 1e6),
-      TWOBP_KEY(O, balance_rate, "by which a step moves the biases of a trained router towards balance; 0: none")
+      TWOBP_KEY(O, balance_rate, "by which a step moves the biases of routers towards balance; 0: none")
           .from(0, 1)
           .freely_tuned(),
       TWOBP_KEY(O, shared_hidden, "width of the expert that all tokens share").in("features").from(1, 4 * kMaxWidth),

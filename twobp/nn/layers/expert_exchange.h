@@ -38,8 +38,8 @@ at::Tensor gradients_to_experts(ExpertGroup& group, ExpertShare share, const Exp
 // Sends the rows of all members back. Returns those of this replica's tokens, sorted by expert.
 Values from_experts(ExpertGroup& group, ExpertShare share, const ExpertWay& way, const Values& rows);
 
-// The group of an F that runs again, whose tokens are counted. Another F may count meanwhile, in an exchange's wait, so
-// its counts could not be put back afterwards.
+// The group of an F that runs again, whose tokens do not count. Another F may count meanwhile, in an exchange's wait,
+// so its counts could not be put back afterwards.
 class CountedExperts : public ExpertGroup {
  public:
   explicit CountedExperts(ExpertGroup& group) : group_(group) {}

@@ -90,15 +90,15 @@ at::Tensor activate_backward(at::Tensor packed, const at::Tensor& dy, const Expe
   return dpacked;
 }
 
-// Runs the products of `rows`, which may be many where most tokens choose the experts of one replica. An error of
-// LibTorch, such as too little memory, then names the layer. `own`: the rows of this replica's tokens.
+// Runs products of `rows`, which may be many where most tokens choose the experts of one replica. An error of LibTorch,
+// such as too little memory, then names the layer. `own`: the rows of this replica's tokens; 0: unknown.
 template <typename Products>
-at::Tensor with_rows(const std::string& router, int64_t rows, int64_t own, const Products& products) {
+auto with_rows(const char* what, const std::string& name, int64_t rows, int64_t own, const Products& products) {
   try {
     return products();
   } catch (const c10::Error&) {
-    fail("the experts of ", router, ", with ", rows, " rows of tokens where ", own,
-         " would be even: ", message_of_thrown());
+    fail(what, name, ", with ", rows, " rows of tokens", own > 0 ? concat(" where ", own, " would be even") : "", ": ",
+         message_of_thrown());
   }
 }
 
@@ -193,9 +193,11 @@ void GroupedLinear::adapt(const std::string& name, const LoraOptions& lora, at::
 void GroupedLinear::write_gradient(Parameter& parameter, const at::Tensor& ends, const at::Tensor& places,
                                    const at::Tensor& dy, bool dy_of_tokens, const at::Tensor& x,
                                    bool x_of_tokens) const {
-  const auto [gradient, adds] = parameter.grad_by_source_to_write();
-  write_group_products(gradient.view({share_.of * groups_, -1, gradient.size(1)}), adds, ends, places.size(0),
-                       rows_of(dy, dy_of_tokens, places), rows_of(x, x_of_tokens, places));
+  with_rows("W of ", parameter.name(), places.size(0), 0, [&] {
+    const auto [gradient, adds] = parameter.grad_by_source_to_write();
+    write_group_products(gradient.view({share_.of * groups_, -1, gradient.size(1)}), adds, ends, places.size(0),
+                         rows_of(dy, dy_of_tokens, places), rows_of(x, x_of_tokens, places));
+  });
 }
 
 Values GroupedLinear::forward(Values values, Context& context, Saved& saved) {
@@ -398,9 +400,8 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   if (shape_.scale != 1) weights.mul_(shape_.scale);
   Routing routing = route(chosen, shape_.experts);
   const at::Tensor tokens = at::diff(routing.ends, 1, 0, at::zeros({1}, routing.ends.options()));
-  if (context.experts != nullptr) context.experts->count(tokens);
-  const bool again = context.experts == nullptr || dynamic_cast<const CountedExperts*>(context.experts) != nullptr;
-  if (tokens_ && context.training && router_.has_p2() && !again)
+  const bool counts = context.experts != nullptr && context.experts->count(tokens);
+  if (counts && context.training && correction_ && correction_->is_corrected())
     tokens_->value.add_(tokens.to(tokens_->value.device()));
   at::Tensor of_rows = at::empty({routing.places.size(0), 1}, weights.options());
   of_rows.index_copy_(0, routing.rows.flatten(), weights.reshape({-1, 1}));
@@ -413,7 +414,7 @@ Values Experts::forward(Values values, Context& context, Saved& saved) {
   };
   if (travels) here = to_experts(group(context), shape_.share, here, way, run_shared);
   at::Tensor packed;
-  at::Tensor y = with_rows(router_name_, here.places.size(0), routing.rows.numel(), [&] {
+  at::Tensor y = with_rows("the experts of ", router_name_, here.places.size(0), routing.rows.numel(), [&] {
     packed = input_.forward({std::move(here.x), here.ends, here.places}, context, saved.child(kInput))[0];
     // The weight is a factor of the product's input, so that W of the product needs no rows of its own for dy.
     at::Tensor act = activate(packed, shape_);
@@ -479,7 +480,7 @@ Values Experts::backward_p1(Values values, Context& context, Saved& saved) {
   at::Tensor dy_here = dy;
   if (travels) dy_here = gradients_to_experts(group(context), shape_.share, way, dy, run_shared);
   at::Tensor dweight_of_rows;
-  at::Tensor dx_of_rows = with_rows(router_name_, packed.size(0), rows.numel(), [&] {
+  at::Tensor dx_of_rows = with_rows("the experts of ", router_name_, packed.size(0), rows.numel(), [&] {
     at::Tensor dact = output_.backward_p1({std::move(dy_here)}, context, saved.child(kOutput))[0];
     saved.child(kOutput).release_p1();
     dweight_of_rows = at::mul(dact, activate(packed, shape_)).sum(-1, false, scores.scalar_type());

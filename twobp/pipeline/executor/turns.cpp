@@ -25,8 +25,9 @@ void StepLoop::Experts::at(const Stage& stage, int layer, int micro_batch, bool 
   number_ = 0;
 }
 
-void StepLoop::Experts::count(const at::Tensor& tokens) {
+bool StepLoop::Experts::count(const at::Tensor& tokens) {
   loop_.observer_.experts_chosen(tag_.stage / 2, tokens);
+  return true;
 }
 
 void StepLoop::Experts::send(std::vector<Values> messages) {

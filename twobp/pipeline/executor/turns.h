@@ -14,7 +14,7 @@ class StepLoop::Experts : public ExpertGroup {
   explicit Experts(StepLoop& loop) : loop_(loop), members_(loop.parts_.experts) {}
 
   void at(const Stage& stage, int layer, int micro_batch, bool backward);
-  void count(const at::Tensor& tokens) override;
+  bool count(const at::Tensor& tokens) override;
   void send(std::vector<Values> messages) override;
   std::vector<Values> receive() override;
 
