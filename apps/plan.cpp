@@ -154,8 +154,8 @@ class Flags {
          "time that a stage's gradients take over a link: a number, or one for each stage; a ring of d "
          "replicas needs 2 (d - 1) / d of it");
     number(kModel, "--data-latency", options_.data_latency,
-           "latency of a sum over replicas, or an exchange of their experts, in seconds (default: that of a "
-           "link, or of the link out of a node)");
+           "latency of a sum over replicas, or an exchange of their experts out of a node, in seconds (default: that "
+           "of a link, or of the link out of a node)");
     text(kModel, "--data-bandwidth", options_.data_bandwidth,
          "bytes per second of the link for both (default: as for --data-latency)");
     number(kModel, "--devices", options_.devices, "only combinations whose ranks x replicas equal this; 0: any");

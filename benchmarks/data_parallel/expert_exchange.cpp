@@ -166,7 +166,7 @@ void run_replica(World world, const Options& options, Study& study) {
       run.waited.push_back(waited_of(report.ranks));
       if (round > 0) continue;
       SimulationOptions simulation = in_process_simulation();
-      simulation.data_parallel.bytes_per_second = speed;
+      simulation.data_parallel.exchange_bytes_per_second = speed;
       run.simulated =
           simulate(plan_of(run.micro_batches, run.policy).schedule, profiled_costs(pipeline.layer_costs()), simulation);
     }

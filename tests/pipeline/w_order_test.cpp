@@ -363,6 +363,8 @@ std::string text_of(const std::vector<Work>& list, size_t end) {
 
 struct Run {
   int64_t cap = 0;
+  double executed_peak = 0;  // of rank 0
+  double simulated_peak = 0;
   std::vector<std::vector<Work>> executed;  // by rank
   std::vector<std::vector<Work>> simulated;
 };
@@ -410,7 +412,7 @@ std::optional<Run> run(Draw& draw, const Case& c) {
 
   SimulationOptions options;
   options.message_seconds = c.latency;
-  options.data_parallel.latency = c.exchange;
+  options.data_parallel.exchange_latency = c.exchange;
   options.p2_order = c.order;
   options.streams = c.streams;
   options.ahead = c.ahead;
@@ -441,12 +443,14 @@ std::optional<Run> run(Draw& draw, const Case& c) {
     for (Clock& clock : clocks) clock = {};
     ++request.step;
   }
-  pipeline.run(plan, batch, request);
+  const MemoryUse use = pipeline.run(plan, batch, request).rank_memory[0];
   Run result;
   result.cap = running.memory_cap.bytes();
+  const Simulation simulation = simulate(plan.schedule, costs, options);
+  result.executed_peak = static_cast<double>(use.peak - use.total());
+  result.simulated_peak = simulation.ranks[0].peak_bytes;
   const std::set<std::pair<int, int>> fused = fused_of(plan.schedule);
-  for (const auto& list : work_of(simulate(plan.schedule, costs, options)))
-    result.simulated.push_back(with_whole_b(list, fused));
+  for (const auto& list : work_of(simulation)) result.simulated.push_back(with_whole_b(list, fused));
   for (const Clock& clock : clocks) result.executed.push_back(with_whole_b(clock.done, fused));
   return result;
 }
@@ -479,6 +483,10 @@ void compare(uint64_t seed, Seen& seen) {
   ++seen.compared;
   seen.turns += takes_turns(both->executed[0]) ? 1 : 0;
   seen.turns_under_cap += both->cap > 0 && takes_turns(both->executed[0]) ? 1 : 0;
+  if (c.ranks == 1 && c.frozen == 0) {
+    EXPECT_NEAR(both->executed_peak, both->simulated_peak, 0.01 * both->simulated_peak)
+        << "seed " << seed << ": " << c << ", cap " << both->cap;
+  }
   for (int rank = 0; rank < c.ranks; ++rank) {
     const auto& executed = both->executed[rank];
     const auto& simulated = both->simulated[rank];

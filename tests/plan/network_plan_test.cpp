@@ -1,5 +1,6 @@
 // Tests plans for networks other than the measured one, and plans with replicas.
 #include <algorithm>
+#include <tuple>
 
 #include "tests/plan/support.h"
 #include "twobp/plan/planner.h"
@@ -78,6 +79,26 @@ TEST(NetworkPlan, ReplicasSumTheirGradients) {
   request.interconnect.ranks_per_node = 4;
   request.interconnect.node = LinkSpeed{0, 5};
   EXPECT_NEAR(plan(model, request).best[0].step_seconds, alone.step_seconds + 6, 1e-9);
+}
+
+// Groups of four replicas of two ranks: in one node, in two, and in four. What leaves a node takes the link out of it.
+TEST(NetworkPlan, ExchangesOfExpertsTakeTheLinksOfTheirGroup) {
+  const CostModel model = model_of({{}, {}});
+  PlanRequest request;
+  request.ranks = {2};
+  request.data_parallel = {8};
+  request.experts = 4;
+  request.interconnect.link = LinkSpeed{0.1, 100};
+  request.interconnect.node = LinkSpeed{0.5, 30};
+  for (const auto& [ranks, latency, speed] :
+       {std::tuple{16, 0.1, 100.0}, {8, 0.1, 100.0}, {4, 0.5, 45.0}, {12, 0.5, 45.0}, {2, 0.5, 30.0}, {1, 0.5, 30.0}}) {
+    request.interconnect.ranks_per_node = ranks;
+    const PlannedRun run = planned_run(model, plan(model, request).best.front(), request);
+    EXPECT_EQ(run.options.data_parallel.experts, 4);
+    EXPECT_DOUBLE_EQ(run.options.data_parallel.exchange_latency, latency) << ranks;
+    EXPECT_DOUBLE_EQ(run.options.data_parallel.exchange_bytes_per_second, speed) << ranks;
+    EXPECT_EQ(run.options.data_parallel.bytes_per_second, 30) << "of sums";
+  }
 }
 
 // As in training: with replicas W runs in the order of the buckets.

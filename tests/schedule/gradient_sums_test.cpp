@@ -112,6 +112,25 @@ TEST(GradientSums, LayersWithoutWAreDoneWithTheirI) {
   EXPECT_EQ(result.ranks[0].exposed, 5);
 }
 
+// Only the replicas that hold the same experts sum their parts: with two of four sharing them, each sends half of two
+// parts of 2 bytes, and half of the sum.
+TEST(GradientSums, OfSharedExpertsAreOfTheirHolders) {
+  StageCost cost = stage_of(2);
+  for (LayerCost& layer : cost.layers) layer.expert_gradient = layer.gradient_bytes;
+  SimulationOptions options = two_replicas(P2Order::kOldest, 1);
+  const auto exposed = [&](int replicas, int experts, double bucket) {
+    options.data_parallel.replicas = replicas;
+    options.data_parallel.experts = experts;
+    options.data_parallel.bucket_bytes = bucket;
+    return simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), {cost}, options).ranks[0].exposed;
+  };
+  EXPECT_EQ(exposed(4, 2, 1), 11 + 3 + 3 + 0.5 - 12);
+  EXPECT_EQ(exposed(2, 2, 1), 0.5);
+  cost.gradient_bytes = 8;
+  EXPECT_EQ(exposed(4, 2, 0), 6.5);
+  EXPECT_THROW(exposed(3, 2, 1), Error);
+}
+
 // A bucket is sent when it is full, even if it is the last. A last layer without gradients sends none.
 TEST(GradientSums, FillsBucketsWithUnequalLayers) {
   StageCost cost = stage_of(3);

@@ -127,7 +127,7 @@ TEST(Experts, FAndWRunWhileTheirTokensTravel) {
                                                    .p1_to_experts = 6,
                                                    .p1_from_experts = 6}})};
   SimulationOptions options;
-  options.data_parallel = {.latency = 0.5, .bytes_per_second = 12};
+  options.data_parallel = {.exchange_latency = 0.5, .exchange_bytes_per_second = 12};
   const auto idle = [](const Simulation& of) { return of.ranks[0].idle[static_cast<int>(IdleCause::kExperts)]; };
   // The first I sends at 3 and 5, and the second F at 3, behind it, and 6. W runs until 8.
   Simulation step = simulate(make_schedule("1f1b", 1, 2, P2Policy::kFill), costs, options);

@@ -67,12 +67,13 @@ namespace {
 
 constexpr double kSlack = 0.02;
 
-// Value, gradient and AdamW's two moments. The optimizer is not known here, and AdamW keeps the most.
+// Value, gradient (of shared experts, a part for each replica) and AdamW's two moments. The optimizer is not known
+// here, and AdamW keeps the most.
 double weight_bytes(const LayerSpec& spec) {
   const auto layer = spec.make();  // allocates nothing
   double bytes = 0;
   for (const Parameter* parameter : parameters_of(*layer)) {
-    const int copies = parameter->trainable() ? 4 : 1;
+    const int copies = parameter->trainable() ? 3 + parameter->share().of : 1;
     bytes += static_cast<double>(copies * parameter->numel() * static_cast<int64_t>(sizeof(float)));
   }
   return bytes;

@@ -28,7 +28,8 @@ LayerCost between(const LayerCost& a, const LayerCost& b, double x) {
   LayerCost costs;
   for (const auto number : kLayerNumbers) costs.*number = a.*number + (b.*number - a.*number) * x;
   costs.p2_units = b.p2_units;
-  costs.tied_gradient = b.tied_gradient;  // of the weights, whatever the size
+  costs.expert_gradient = b.expert_gradient;  // of the weights, whatever the size
+  costs.tied_gradient = b.tied_gradient;
   costs.p1_gradient = b.p1_gradient;
   costs.streamed_gradient = b.streamed_gradient;
   costs.streamed_unit = b.streamed_unit;
@@ -186,6 +187,7 @@ std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>&
       stage.gradient_bytes += trained ? kind.gradient_bytes : 0;
       stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
       cost.gradient_bytes = trained ? kind.gradient_bytes : 0;
+      cost.expert_gradient = std::min(cost.expert_gradient, cost.gradient_bytes);
       cost.tied_gradient = std::min(cost.tied_gradient, cost.gradient_bytes);
       cost.p1_gradient = std::min(cost.p1_gradient, cost.streamable());
       if (cost.streamed_gradient == 0 || !trained) cost.streamed_gradient = cost.streamable();  // not measured

@@ -38,6 +38,7 @@ constexpr CostField kCostFields[] = {
     {"p2_peak_bytes", &LayerCost::p2_peak},
     {"output_bytes", &LayerCost::output},
     {"input_gradient_bytes", &LayerCost::input_gradient},
+    {"expert_gradient_bytes", &LayerCost::expert_gradient, false, true},
     {"tied_gradient_bytes", &LayerCost::tied_gradient, false, true},
     {"p1_gradient_bytes", &LayerCost::p1_gradient, false, true},
     {"streamed_gradient_bytes", &LayerCost::streamed_gradient, false, true},

@@ -26,6 +26,16 @@
 namespace twobp {
 namespace {
 
+// Replicas that share experts follow each other, as do the ranks of a replica. Of what one of them sends in an
+// exchange, only the part for members in other nodes takes the link out of its node.
+LinkSpeed exchange_link(const PlanChoice& choice, const Interconnect& network, const LinkSpeed& near,
+                        const LinkSpeed& far) {
+  const bool whole = network.ranks_per_node > 0 && network.ranks_per_node % choice.ranks == 0;
+  const int in_node = whole ? std::gcd(choice.experts, network.ranks_per_node / choice.ranks) : 1;  // of a group
+  if (in_node == choice.experts) return near;
+  return {far.latency, far.bytes_per_second * (choice.experts - 1) / (choice.experts - in_node)};
+}
+
 SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, const Schedule& schedule,
                              const std::vector<StageCost>& costs, const PlanRequest& request) {
   const Interconnect& network = request.interconnect;
@@ -43,6 +53,12 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
                            .latency = data.latency,
                            .bytes_per_second = data.bytes_per_second,
                            .bucket_bytes = network.bucket_bytes};
+  if (choice.experts > 1) {
+    const LinkSpeed exchange = exchange_link(choice, network, link, data);
+    options.data_parallel.experts = choice.experts;
+    options.data_parallel.exchange_latency = exchange.latency;
+    options.data_parallel.exchange_bytes_per_second = exchange.bytes_per_second;
+  }
   if (choice.data_parallel > 1) options.p2_order = P2Order::kBucket;
   if (choice.streams) options.streams.assign(static_cast<size_t>(choice.stages), true);
   options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, schedule.rank_count(),

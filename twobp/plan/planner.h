@@ -21,7 +21,8 @@ struct Interconnect {
   std::optional<LinkSpeed> link;   // between two ranks; none: the cost model's
   int ranks_per_node = 0;          // messages out of a node of this many ranks share one link; 0: no sharing
   std::optional<LinkSpeed> node;   // that shared link; none: as between two ranks
-  std::optional<LinkSpeed> data;   // for the sums over replicas; none: as out of a node, or between two ranks
+  std::optional<LinkSpeed> data;   // for sums over replicas, and exchanges of experts in several nodes; none: as out of
+                                   // a node, or between two ranks
   double bucket_bytes = 25 << 20;  // gradients summed at once, see DataParallel; the configuration's default
 };
 

@@ -43,7 +43,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
     parameter->allocate_grad();
     costs.parameter_bytes += bytes_of(parameter->value);
     if (!parameter->master.is_same(parameter->value)) costs.parameter_bytes += bytes_of(parameter->master);
-    costs.gradient_bytes += bytes_of(parameter->grad);
+    costs.gradient_bytes += static_cast<double>(parameter->grad_bytes());
     if (parameter->is_buffer()) continue;
     if (counted.insert(parameter->name()).second) costs.parameters += static_cast<double>(parameter->numel());
     if (parameter->trainable()) items.push_back({parameter, 0, in_hidden_layer(*parameter, last)});

@@ -345,13 +345,14 @@ bool AllReduceOfTerms::advance(double deadline) {
   if (!added_) {
     const at::Tensor mine = part_for(transport_->rank());
     if (!take_parts(deadline, {mine})) return false;
-    at::Tensor sum;
+    const bool alone = transport_->size() == 1;
+    at::Tensor sum = alone ? mine[0] : at::Tensor();
     for (const Values& part : parts_) {
       const at::Tensor terms = part[0].view(mine.sizes());
-      for (int64_t term = 0; term < terms.size(0); ++term)
+      for (int64_t term = alone ? 1 : 0; term < terms.size(0); ++term)
         sum = sum.defined() ? sum.add_(terms[term]) : terms[term].clone();
     }
-    mine[0].copy_(sum);
+    if (!alone) mine[0].copy_(sum);
     parts_.assign(transport_->size(), {});
     added_ = true;
     send_sum(sum);

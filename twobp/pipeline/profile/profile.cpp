@@ -199,7 +199,7 @@ double written_bytes(const std::vector<Parameter*>& parameters, const std::set<s
   double bytes = 0;
   for (const Parameter* one : parameters) {
     if (one->trainable() && one->has_grad() && !tied.contains(one->name()))
-      bytes += static_cast<double>(one->grad.nbytes());
+      bytes += static_cast<double>(one->grad_bytes());
   }
   return bytes;
 }
@@ -234,6 +234,7 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
     s->layer->collect_p2(of.saved, units);
     const GradientBytes gradients = gradient_bytes(s->parameters, units, tied);
     of.cost.gradient_bytes = gradients.all;
+    of.cost.expert_gradient = gradients.experts;
     of.cost.tied_gradient = gradients.tied;
     of.cost.streamed_gradient = gradients.streamed;
     of.cost.streamed_unit = gradients.unit;
@@ -402,11 +403,12 @@ GradientBytes gradient_bytes(const std::vector<Parameter*>& parameters, const st
                              const std::set<std::string>& tied) {
   const auto is_tied = [&](const Parameter& parameter) { return tied.contains(parameter.name()); };
   const auto bytes_of = [](const Parameter& parameter) {
-    return parameter.trainable() ? static_cast<double>(parameter.grad.nbytes()) : 0;
+    return parameter.trainable() ? static_cast<double>(parameter.grad_bytes()) : 0;
   };
   GradientBytes bytes;
   for (const Parameter* parameter : parameters) {
     bytes.all += bytes_of(*parameter);
+    if (parameter->share().of > 1) bytes.experts += bytes_of(*parameter);
     if (is_tied(*parameter)) bytes.tied += bytes_of(*parameter);
   }
   bytes.streamed = bytes.all - bytes.tied;

@@ -49,11 +49,12 @@ Profile measure_profile(const ModelSpec& model, const ProfiledBatch& batch, doub
 // The bytes alone, in less time: each layer runs twice.
 Profile measure_bytes(const ModelSpec& model, const Fields& batch, const Device& device);
 
-// Bytes of the gradients of a layer with these units of W: of all, of weights with these names (see tied_weights), and
-// the most of the others at once if each is applied when it is complete. Those that are made in I, and those of layers
-// whose W reads other weights, wait for the whole layer.
+// Bytes of the gradients of a layer with these units of W: of all, of experts that replicas share, of weights with
+// these names (see tied_weights), and the most of the others at once if each is applied when it is complete. Those that
+// are made in I, and those of layers whose W reads other weights, wait for the whole layer.
 struct GradientBytes {
   double all = 0;
+  double experts = 0;
   double tied = 0;
   double streamed = 0;
   int unit = 0;  // during which they are that much

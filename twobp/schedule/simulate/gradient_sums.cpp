@@ -61,27 +61,34 @@ void GradientSums::wait(const std::vector<double>& stage_done, std::vector<RankS
   }
 }
 
+double GradientSums::transfer(double bytes, double of_experts) const {
+  if (parallel_.bytes_per_second == 0) return 0;
+  const double replicas = parallel_.replicas, experts = parallel_.experts, holders = replicas / experts;
+  const double ring = 2 * (replicas - 1) / replicas, terms = (holders - 1) / holders * (experts + 1) / experts;
+  return (ring * (bytes - of_experts) + terms * of_experts) / parallel_.bytes_per_second;
+}
+
 std::vector<double> GradientSums::done(const std::vector<double>& stage_done, const std::vector<double>& now) const {
   if (!by_layer_) return by_stage(stage_done, now);
-  const double share = 2.0 * (parallel_.replicas - 1) / parallel_.replicas;
   std::vector<double> link_free(schedule_.ranks.size(), 0);
   std::vector<double> all_done(schedule_.ranks.size(), 0);
   for (int stage = schedule_.stages - 1; stage >= 0; --stage) {
     const StageCost& cost = costs_[stage];
     const int rank = schedule_.rank_of_stage[stage];
     double bytes = 0;
+    double of_experts = 0;
     double ready = 0;
     for (size_t layer = layer_done_[stage].size(); layer-- > 0;) {
       const double more = cost.layers.empty() ? cost.gradient_bytes : cost.layers[layer].gradient_bytes;
       if (more > 0) {
         bytes += more;
+        of_experts += cost.layers.empty() ? 0 : cost.layers[layer].expert_gradient;
         ready = std::max(ready, parallel_.overlap ? layer_done_[stage][layer] : now[rank]);
       }
       if (bytes == 0 || (bytes < parallel_.bucket_bytes && layer > 0)) continue;
-      const double transfer = parallel_.bytes_per_second > 0 ? share * bytes / parallel_.bytes_per_second : 0;
-      link_free[rank] = std::max(link_free[rank], ready) + transfer;
+      link_free[rank] = std::max(link_free[rank], ready) + transfer(bytes, of_experts);
       all_done[rank] = link_free[rank] + parallel_.latency;
-      bytes = ready = 0;
+      bytes = of_experts = ready = 0;
     }
   }
   return all_done;
@@ -95,14 +102,14 @@ std::vector<double> GradientSums::by_stage(const std::vector<double>& stage_done
   std::vector<int> stages(schedule_.stages);
   std::iota(stages.begin(), stages.end(), 0);
   std::stable_sort(stages.begin(), stages.end(), [&](int a, int b) { return ready[a] < ready[b]; });
-  const double share = 2.0 * (parallel_.replicas - 1) / parallel_.replicas;
   std::vector<double> free_at(schedule_.ranks.size(), 0);
   for (const int stage : stages) {
     const double bytes = costs_[stage].gradient_bytes;
     if (bytes == 0) continue;
+    double of_experts = 0;
+    for (const LayerCost& layer : costs_[stage].layers) of_experts += layer.expert_gradient;
     const int rank = schedule_.rank_of_stage[stage];
-    const double transfer = parallel_.bytes_per_second > 0 ? share * bytes / parallel_.bytes_per_second : 0;
-    free_at[rank] = std::max(free_at[rank], ready[stage]) + parallel_.latency + transfer;
+    free_at[rank] = std::max(free_at[rank], ready[stage]) + parallel_.latency + transfer(bytes, of_experts);
   }
   return free_at;
 }

@@ -59,6 +59,8 @@ class GradientSums {
             std::vector<RankSimulation>& results) const;
 
  private:
+  // Seconds that a link carries the sum of these gradients.
+  double transfer(double bytes, double of_experts) const;
   // The time when each rank has its sums, on the rank's own link; 0 for a rank without sums. `stage_done`, by stage:
   // the end of its last W; `now`, by rank: the end of its last op.
   std::vector<double> done(const std::vector<double>& stage_done, const std::vector<double>& now) const;

@@ -30,6 +30,7 @@ void check_layer(const LayerCost& layer, const std::string& of) {
   check_cost(layer.stash, "stash", of);
   check_cost(layer.p2_peak, "p2_peak", of);
   check_cost(layer.gradient_bytes, "gradient_bytes", of);
+  check_cost(layer.expert_gradient, "expert_gradient", of);
   check_cost(layer.tied_gradient, "tied_gradient", of);
   check_cost(layer.p1_gradient, "p1_gradient", of);
   check_cost(layer.streamed_gradient, "streamed_gradient", of);
@@ -117,6 +118,10 @@ void check_simulation_inputs(const Schedule& schedule, const std::vector<StageCo
   check_cost(parallel.latency, "latency", "data parallelism");
   check_cost(parallel.bytes_per_second, "bytes_per_second", "data parallelism");
   check_cost(parallel.bucket_bytes, "bucket_bytes", "data parallelism");
+  TWOBP_CHECK(parallel.experts >= 1 && parallel.replicas % parallel.experts == 0, parallel.experts,
+              " replicas that share experts do not divide ", parallel.replicas, " replicas");
+  check_cost(parallel.exchange_latency, "exchange_latency", "data parallelism");
+  check_cost(parallel.exchange_bytes_per_second, "exchange_bytes_per_second", "data parallelism");
 }
 
 }  // namespace twobp

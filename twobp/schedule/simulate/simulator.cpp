@@ -387,11 +387,11 @@ class Simulator {
   // Of tokens or results that all replicas send to each other now.
   double arrival(int rank, double bytes) {
     const DataParallel& link = options_.data_parallel;
-    const double seconds = link.bytes_per_second > 0 ? bytes / link.bytes_per_second : 0;
-    result_.ranks[rank].exchanges += link.latency + seconds;
+    const double seconds = link.exchange_bytes_per_second > 0 ? bytes / link.exchange_bytes_per_second : 0;
+    result_.ranks[rank].exchanges += link.exchange_latency + seconds;
     double& free = ranks_[rank].link_is_free;
     free = std::max(free, ranks_[rank].now) + seconds;
-    return free + link.latency;
+    return free + link.exchange_latency;
   }
 
   void wait_for_tokens(int rank, double arrive) {

@@ -25,18 +25,22 @@ struct SharedLink {
 };
 
 // Copies of the whole pipeline that sum their gradients before the optimizer. All copies are assumed to keep the same
-// time. An exchange of tokens (LayerCost::forward_to_experts) takes latency + bytes / bytes_per_second, after the
-// rank's one before, but beside sums. A stage's sum starts when its last W is done and the rank's previous sum has
-// ended. A ring takes latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second.
+// time. An exchange of tokens (LayerCost::forward_to_experts) takes latency + bytes / bytes_per_second of its link,
+// after the rank's one before, but beside sums. A stage's sum starts when its last W is done and the rank's previous
+// sum has ended. A ring takes latency + 2 (d - 1) / d x gradient_bytes / bytes_per_second. Of shared experts, the h = d
+// / e replicas that hold the same ones send each other (h - 1) / h of their e parts, and as much of the sum.
 struct DataParallel {
   int replicas = 1;
-  double latency = 0;           // seconds, of one sum or exchange
+  double latency = 0;           // seconds, of one sum
   double bytes_per_second = 0;  // 0: no limit
   bool overlap = true;          // sums run in parallel with the rank's other ops; else after the last of them
   // Above 0: the sums are of buckets instead of stages. A bucket takes layers of one stage, from the rank's last layer
   // on, until it has at least this many gradient bytes. It starts when the last W of its layers is done and the
   // previous bucket has left the link. The latency of a sum overlaps the transfer of the next.
   double bucket_bytes = 0;
+  int experts = 1;                       // e: replicas that share the experts of each layer
+  double exchange_latency = 0;           // of one exchange of tokens
+  double exchange_bytes_per_second = 0;  // 0: no limit
 };
 
 // The rank on whose account a message is between its send and its receive. A change that one rank makes in another's

@@ -28,6 +28,7 @@ struct LayerCost {
   double output = 0;             // the output itself: it leaves a stage that ends here
   double input_gradient = 0;     // dL/dx itself: it leaves a stage that begins here
   double gradient_bytes = 0;     // of its weights: data parallelism sums them; read only with buckets
+  double expert_gradient = 0;    // of these: of experts that e replicas share, with e parts (DataParallel::experts)
   double tied_gradient = 0;      // of these: of weights that other layers use, too, which are never streamed
   double p1_gradient = 0;        // of the others: made in I, and so held from the first I until the last W
   double streamed_gradient = 0;  // the most of the others at once if each is applied when it is complete
@@ -71,6 +72,7 @@ inline constexpr std::array kLayerNumbers = {&LayerCost::forward,
                                              &LayerCost::output,
                                              &LayerCost::input_gradient,
                                              &LayerCost::gradient_bytes,
+                                             &LayerCost::expert_gradient,
                                              &LayerCost::tied_gradient,
                                              &LayerCost::p1_gradient,
                                              &LayerCost::streamed_gradient,
