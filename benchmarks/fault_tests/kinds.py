@@ -11,6 +11,7 @@ import time
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 
+import rounds
 import two_hosts
 from jobs import send
 
@@ -205,9 +206,9 @@ class Throw(Kind):
         last = max(trial.run.steps(), default=0)
         trial.step = last + trial.random.randint(1, 30)
         trial.rank = trial.random.randrange(self.processes)
-        fault = f"{self.where}:step={trial.step}:rank={trial.rank}"
+        fault = f"{self.where}:step={trial.step}:{'replica' if rounds.experts else 'rank'}={trial.rank}"
         if self.where in "FIW":
-            fault += f":micro_batch={trial.random.randrange(4)}"
+            fault += f":micro_batch={2 * trial.rank * rounds.experts + trial.random.randrange(2 if rounds.experts else 4)}"
         trial.fault = fault
         return {"TWOBP_FAIL": fault}
 
@@ -220,7 +221,7 @@ class Throw(Kind):
     def problems(self, trial):
         parts = ["a failure on demand", f"(process {trial.rank} of {self.processes}, on "]
         if self.where != "loader":
-            parts += [f"rank {trial.rank}, step {trial.step}, "]
+            parts += [f"rank {0 if rounds.experts else trial.rank}, step {trial.step}, "]
         problems = one_report(trial, parts)
         return problems if trial.job.exit_code() == 1 else problems + [f"exit code {trial.job.exit_code()}"]
 

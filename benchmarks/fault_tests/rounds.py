@@ -10,6 +10,7 @@ from jobs import Job
 STEPS = 120
 EVERY = 4  # steps between checkpoints
 streamed = False  # runs do not clip, and stream their gradients or keep them (study.py --streamed)
+experts = False  # processes are replicas that share experts, not ranks of a pipeline (study.py --experts)
 # Messages of the program, in the order of their appearance.
 RESUMED = re.compile(r"resumed after step (\d+)")
 ANEW = "starting from the beginning"
@@ -17,7 +18,7 @@ ANEW = "starting from the beginning"
 
 def config(folder, timeout, stages=2):
     """A model whose steps take milliseconds. Every few steps it writes a checkpoint."""
-    return {
+    result = {
         "model": {"type": "llama", "dim": 32, "layers": 2, "heads": 2, "hidden": 64, "vocab": 64, "tied": True},
         "data": {"synthetic": "tokens", "sequence": 16, "held_out": 0},
         "pipeline": {"stages": stages, "micro_batches": 4, "micro_batch_size": 2, "pin": False, "timeout": timeout},
@@ -25,6 +26,11 @@ def config(folder, timeout, stages=2):
         "train": {"steps": STEPS, "clip_norm": 0 if streamed else 0.5},
         "save": {"model": str(folder / "model"), "checkpoints": str(folder / "checkpoints"), "every": EVERY, "keep": 3},
     }
+    if experts:
+        result["model"] = {"type": "qwen3_moe", "dim": 32, "layers": 2, "heads": 2, "hidden": 16, "experts": 8, "experts_per_token": 2,
+                           "vocab": 64}
+        result["pipeline"] |= {"stages": 1, "data_parallel": 2, "experts": 2, "micro_batches": 2}
+    return result
 
 
 def tensors_in(folder):

@@ -125,9 +125,10 @@ def main():
     parser.add_argument("--seed", type=int, default=int(os.environ.get("TWOBP_SEED", 1)))
     parser.add_argument("--kinds", nargs="+", default=[], help="only those with one of these words in their names")
     parser.add_argument("--streamed", action="store_true", help="without clipping, with streamed or kept gradients by chance")
+    parser.add_argument("--experts", action="store_true", help="with two replicas that share experts in place of a pipeline")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
-    rounds.streamed = options.streamed
+    rounds.streamed, rounds.experts = options.streamed, options.experts
     program = options.program.resolve()
     if shutil.which(launcher(2)[0]) is None:
         print(f"skipped: there is no {launcher(2)[0]}")

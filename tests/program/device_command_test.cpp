@@ -7,9 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
-#include <thread>
 
-#include "tests/free_port.h"
 #include "tests/program/subprocess.h"
 
 namespace twobp::TWOBP_FILE {
@@ -18,6 +16,7 @@ namespace {
 using nlohmann::json;
 using test::Finished;
 using test::lines_of;
+using test::Process;
 using test::RunOptions;
 using test::TempFolder;
 
@@ -26,12 +25,6 @@ std::string library_path(const std::string& folder) {
   const char* old = std::getenv("LD_LIBRARY_PATH");
   return concat("LD_LIBRARY_PATH=", folder, old == nullptr ? "" : concat(":", old));
 }
-
-// One process of a run.
-struct Process {
-  std::vector<std::string> environment = {};
-  RunOptions options = {};
-};
 
 class DeviceCommand : public ::testing::Test {
  protected:
@@ -54,27 +47,10 @@ class DeviceCommand : public ::testing::Test {
     return test::run_program(arguments, options);
   }
 
-  // The variables that torchrun sets, without torchrun: nobody ends the others when one has ended.
-  std::vector<Finished> start(const std::vector<Process>& processes, const std::vector<std::string>& arguments,
+  std::vector<Finished> start(std::vector<Process> processes, const std::vector<std::string>& arguments,
                               std::atomic<int>& ended) const {
-    const int port = test::free_port();
-    std::vector<Finished> finished(processes.size());
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < processes.size(); ++i) {
-      threads.emplace_back([&, i] {
-        RunOptions options = processes[i].options;
-        std::vector<std::string>& all = options.environment = environment();
-        for (const char* name : {"RANK", "LOCAL_RANK"}) all.push_back(concat(name, "=", i));
-        all.push_back(concat("WORLD_SIZE=", processes.size()));
-        all.push_back(concat("MASTER_PORT=", port));
-        all.emplace_back("MASTER_ADDR=127.0.0.1");
-        all.insert(all.end(), processes[i].environment.begin(), processes[i].environment.end());
-        finished[i] = test::run_program(arguments, options);
-        ++ended;
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    return finished;
+    for (Process& process : processes) process.options.environment = environment();
+    return test::run_processes(processes, arguments, ended);
   }
   std::vector<Finished> start(const std::vector<Process>& processes, const std::vector<std::string>& arguments) const {
     std::atomic<int> ended = 0;

@@ -3,10 +3,12 @@
 //
 // The environment sets the number of kills (TWOBP_KILLS, default 5) and the seed of their moments (TWOBP_SEED, default
 // 1).
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <random>
+#include <tuple>
 
 #include "tests/program/subprocess.h"
 
@@ -166,6 +168,35 @@ TEST_F(Kill, InTheTailOfStreamedGradients) {
     EXPECT_GT(resumed_step(expect_success(train).out), 0);
     EXPECT_EQ(losses_in(metrics), losses) << name;
     EXPECT_EQ(read_file(folder_.path(name + "-model/model.safetensors")) == weights, true) << name;
+  }
+}
+
+// The process of replica 1 dies before it sends tokens, for which replica 0 waits. Replicas 2 and 3 share other
+// experts, and wait for sums.
+TEST_F(Kill, InAnExchangeOfExperts) {
+  json config = config_in(folder_, "experts", false);
+  config["model"] = {
+      {"type", "qwen3_moe"},    {"dim", 16},  {"layers", 2}, {"heads", 2}, {"hidden", 16}, {"experts", 4},
+      {"experts_per_token", 2}, {"vocab", 32}};
+  config["pipeline"] = {{"ranks", 1},         {"data_parallel", 4},    {"experts", 2}, {"timeout", 8},
+                        {"micro_batches", 2}, {"micro_batch_size", 2}, {"pin", false}};
+  const std::string file = folder_.write("experts.json", config.dump());
+  for (const auto& [fault, op, layer] : {std::tuple{"F:step=2:replica=1:layer=2", "0F0", "model.layers.0.mlp"},
+                                         {"I:step=2:replica=1:layer=4", "0I0", "model.layers.1.mlp"}}) {
+    std::vector<test::Process> processes(4);
+    for (test::Process& process : processes)
+      process.environment = {concat("TWOBP_FAIL=", fault, ":kill=1"), "OMP_NUM_THREADS=1"};
+    processes[2].environment[0] = "TWOBP_FAIL=F:step=2:replica=2:layer=2:seconds=1";  // they wait later
+    std::atomic<int> ended = 0;
+    const std::vector<Finished> finished = test::run_processes(processes, {"train", file}, ended);
+    EXPECT_EQ(finished[1].exit_code, 128 + SIGKILL) << finished[1].err;
+    const std::string reason = concat("rank 0, step 2, ", op, ": stage 0, layer ", layer,
+                                      ": rank 0 waited 8 s for tokens of experts, micro-batch 0, step 2 from rank 1");
+    for (const size_t i : {0, 2, 3}) {
+      EXPECT_EQ(finished[i].exit_code, i == 0 ? 1 : 3) << i << ": " << finished[i].err;
+      EXPECT_EQ(lines_of(finished[i].err).size(), 1U) << i << ": " << finished[i].err;
+      EXPECT_NE(finished[i].err.find(reason), std::string::npos) << i << ": " << finished[i].err;
+    }
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <fcntl.h>
@@ -11,12 +12,14 @@
 #include <poll.h>
 #include <string>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/free_port.h"
 #include "tests/train/helpers.h"
 #include "twobp/core/measure.h"
 #include "twobp/core/text.h"
@@ -138,6 +141,36 @@ inline Finished run_program(const std::vector<std::string>& arguments, const Run
   result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   EXPECT_FALSE(result.timed_out) << "hangs: " << join(arguments, " ") << "\n" << result.out << result.err;
   return result;
+}
+
+// One process of a run.
+struct Process {
+  std::vector<std::string> environment = {};
+  RunOptions options = {};
+};
+
+// They have the variables that torchrun sets, without torchrun: nobody ends the others when one has ended. `ended`
+// counts those that have.
+inline std::vector<Finished> run_processes(const std::vector<Process>& processes,
+                                           const std::vector<std::string>& arguments, std::atomic<int>& ended) {
+  const int port = free_port();
+  std::vector<Finished> finished(processes.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < processes.size(); ++i) {
+    threads.emplace_back([&, i] {
+      RunOptions options = processes[i].options;
+      std::vector<std::string>& all = options.environment;
+      for (const char* name : {"RANK", "LOCAL_RANK"}) all.push_back(concat(name, "=", i));
+      all.push_back(concat("WORLD_SIZE=", processes.size()));
+      all.push_back(concat("MASTER_PORT=", port));
+      all.emplace_back("MASTER_ADDR=127.0.0.1");
+      all.insert(all.end(), processes[i].environment.begin(), processes[i].environment.end());
+      finished[i] = run_program(arguments, options);
+      ++ended;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return finished;
 }
 
 inline std::vector<std::string> lines_of(const std::string& text) {
