@@ -213,8 +213,9 @@ void print_choices(const std::vector<Row>& choices) {
 // most weights. 0 means no cap, as simulated.
 int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
   if (memory <= 0) return 0;
-  const auto costs =
+  auto costs =
       stage_costs(with_recompute(model, choice.recompute), choice.split, choice.micro_batch_size, choice.slices);
+  if (choice.streams) costs = without_gradients(std::move(costs));
   const auto caps = caps_for(memory, schedule_of(choice).rank_of_stage, choice.ranks, costs);
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }

@@ -3,6 +3,7 @@
 #include "twobp/pipeline/gradient_reducer.h"
 
 #include <algorithm>
+#include <barrier>
 #include <random>
 #include <set>
 #include <thread>
@@ -243,6 +244,52 @@ TEST(GradientReducer, AlignsGradientsInABucketLikeSeparateTensors) {
     }
     EXPECT_EQ(replica.parameters.back()->grad.strides(), strides);  // channels last
   });
+}
+
+// Streamed gradients whose sums have begun have memory until each replica has read them, also one that this replica has
+// forgotten because another one owns it.
+TEST(GradientReducer, HasRoomWhenStreamedGradientsAreRead) {
+  for (const bool owned : {false, true}) {  // by the last replica
+    std::barrier turn(2);
+    on_replicas(2, [&](int r, Transport& transport) {
+      Replica replica(three_layers());
+      for (auto& parameter : replica.parameters) parameter->stream_grad();
+      for (auto& item : replica.items) {
+        if (owned) item.cuts = {{1, 0, item.parameter->numel()}};
+      }
+      GradientReducer reducer(transport, replica.items, 4001);
+      const auto make = [&](const std::vector<size_t>& which) {
+        for (const size_t i : which) {
+          replica.parameters[i]->grad_to_add();
+          reducer.gradient_done(*replica.parameters[i]);
+        }
+      };
+      const auto forget = [&] {
+        reducer.progress();
+        for (Parameter* parameter : reducer.take_summed()) parameter->forget_grad();
+        return false;
+      };
+      const std::unique_ptr<Wait> room = reducer.room();
+      if (r == 1) {
+        turn.arrive_and_wait();
+        make({5, 4});
+        wait_for(*room, kTimeout, forget);
+        turn.arrive_and_wait();
+        return;
+      }
+      EXPECT_TRUE(room->ready());
+      make({5});
+      forget();
+      EXPECT_TRUE(room->ready()) << "at most a bucket";
+      make({4});
+      forget();
+      EXPECT_FALSE(room->ready());
+      expect_contains(error_of([&] { wait_for(*room, 0.05, forget); }), {"layer 2", "not summed over replicas"});
+      turn.arrive_and_wait();
+      wait_for(*room, kTimeout, forget);
+      turn.arrive_and_wait();
+    });
+  }
 }
 
 TEST(GradientReducer, NamesTheLayersThatAReplicaDoesNotSum) {

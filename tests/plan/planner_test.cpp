@@ -609,6 +609,11 @@ TEST(Planner, PlansStreamedGradients) {
   ASSERT_TRUE(nothing.smallest);
   EXPECT_EQ(nothing.smallest->peak_bytes, 858);
 
+  PlanRequest off = request;
+  off.streams = {true};
+  off.policies = {P2Policy::kOff};
+  expect_contains(error_of([&] { plan(model, off); }), {"p2 off", "gradients are not streamed"});
+
   // The gradient of a tied weight is not streamed.
   LayerCost& tied = model.kinds.at(model.layers.front().kind).at_size.front();
   const auto alike = std::ranges::count(model.layers, model.layers.front().kind, &ModelLayer::kind);

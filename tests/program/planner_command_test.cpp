@@ -242,6 +242,60 @@ TEST_F(PlanModel, ComparesKeptAndStreamedGradients) {
   EXPECT_EQ(out_of("kept").find("at once if streamed"), std::string::npos);
 }
 
+// A memory in which gradients cannot be kept: they are streamed, and the run stays within it.
+TEST_F(PlanModel, StreamsGradientsWhereTheMemoryNeedsIt) {
+  const std::string file = folder_.path("plan.json");
+  const std::vector<std::string> given = {"plan",
+                                          config_,
+                                          "--seconds",
+                                          "0.01",
+                                          "--ranks",
+                                          "1",
+                                          "--schedule",
+                                          "1f1b",
+                                          "--p2",
+                                          "fill",
+                                          "--micro-batches",
+                                          "2",
+                                          "--micro-batch-sizes",
+                                          "1",
+                                          "--recompute",
+                                          "none",
+                                          "--all",
+                                          "--json",
+                                          file,
+                                          "--set",
+                                          "model.dim=128",
+                                          "model.hidden=320",
+                                          "pipeline.gradients=auto"};
+  const auto plan = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = given;
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const std::string out = expect_success(arguments).out;
+    return std::pair(out, json::parse(read_file(file)).at("choices"));
+  };
+  std::map<std::string, double> bytes;
+  for (const json& choice : plan({}).second) bytes[choice.at("gradients")] = choice.at("peak_bytes");
+  ASSERT_LT(1.02 * bytes.at("streamed"), bytes.at("kept"));
+  const auto memory = static_cast<int64_t>(1.01 * bytes.at("streamed"));
+  const auto [out, choices] = plan({"--memory", std::to_string(memory)});
+  ASSERT_EQ(choices.size(), 1U);
+  EXPECT_EQ(choices[0].at("gradients"), "streamed");
+  std::vector<std::string> train = command_in(out, config_);
+  const std::string metrics = folder_.path("metrics.jsonl");
+  train.insert(train.end(), {"train.steps=2", "--metrics", metrics});
+  EXPECT_EQ(expect_success(train).out.find("exceeds the cap"), std::string::npos);
+  std::istringstream lines(read_file(metrics));
+  int steps = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const json step = json::parse(line);
+    if (!step.contains("peak_bytes")) continue;
+    ++steps;
+    EXPECT_LE(step.at("peak_bytes").at(0).get<int64_t>(), memory);
+  }
+  EXPECT_EQ(steps, 2);
+}
+
 // An option that would change nothing is refused.
 TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
   const std::string file = costs();

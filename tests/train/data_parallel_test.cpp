@@ -1,10 +1,13 @@
 // Tests replicas of a pipeline. The bits are the same for every schedule, p2 policy and order, for every bucket size,
 // and for every place of the optimizer's state. They are those of replicas that run one after the other.
+#include <chrono>
 #include <cmath>
 #include <map>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <set>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -191,6 +194,7 @@ TEST(DataParallel, StreamedGradientsKeepTheBits) {
         config.pipeline.gradients = "streamed";
         for (const bool shard : {false, true}) {
           config.optimizer.shard = shard;
+          config.pipeline.bucket = shard == tied ? "10KiB" : "25MiB";
           const RunOutcome streamed = run(config);
           const std::string what =
               concat(replicas, " replicas, ", schedule, tied ? ", tied" : "", shard ? ", shards" : "");
@@ -203,6 +207,72 @@ TEST(DataParallel, StreamedGradientsKeepTheBits) {
               EXPECT_EQ(weight->grad.defined(), kept) << what << ", " << weight->name();
             }
           });
+        }
+      }
+    }
+  }
+}
+
+// Is late with each gradient, and notes the most bytes of gradients that the first rank holds when one is applied.
+class Late : public Observer {
+ public:
+  Late(Pipeline& pipeline, std::chrono::milliseconds by) : pipeline_(pipeline), by_(by) {}
+  void on_step(const StepReport& /*report*/) override {}
+  bool wants_gradients() const override { return true; }
+  void on_gradient(const Parameter& /*parameter*/, const at::Tensor& /*gradient*/) override {
+    const MemoryUse use = pipeline_.meter().rank_use(0);
+    const std::lock_guard lock(mutex_);
+    most = std::max(most, use.now[static_cast<size_t>(MemoryCategory::kGradients)]);
+    std::this_thread::sleep_for(by_);
+  }
+
+  int64_t most = 0;
+
+ private:
+  Pipeline& pipeline_;
+  std::chrono::milliseconds by_;
+  std::mutex mutex_;
+};
+
+// A replica that is ahead waits before the gradients in its sums take more than a bucket, here nothing: beside one that
+// is made, it holds those that I makes. No ranks wait for each other in a circle.
+TEST(DataParallel, StreamedGradientsDoNotPileUp) {
+  for (const int replicas : {2, 3}) {
+    for (const int ranks : {1, 2, 3}) {
+      Config config = config_of(replicas);
+      test::llama_of(config).tied = false;
+      config.train.clip_norm = 0;
+      config.pipeline.ranks = ranks;
+      config.pipeline.micro_batches = ranks + 1;
+      config.pipeline.timeout = 60;
+      const RunOutcome kept = run(config);
+      config.pipeline.gradients = "streamed";
+      config.pipeline.bucket = "1";
+      for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
+        if (schedule == "zb-v" && ranks == 1) continue;
+        config.pipeline.schedule = schedule;
+        for (const bool shard : {false, true}) {
+          config.optimizer.shard = shard;
+          const std::string what = concat(replicas, " replicas of ", ranks, ", ", schedule, shard ? ", shards" : "");
+          std::vector<std::shared_ptr<Late>> late(static_cast<size_t>(replicas));
+          int64_t largest = 0;
+          int64_t of_p1 = 0;
+          const RunOutcome streamed =
+              run_in(make_in_process_worlds(replicas, ranks, kNoSpin), config, kSteps, [&](Trainer& trainer) {
+                const int replica = trainer.world().replica;
+                const bool last = replica + 1 == replicas;
+                late[replica] = std::make_shared<Late>(trainer.pipeline(), std::chrono::milliseconds(last ? 2 : 0));
+                trainer.add_observer(late[replica]);
+                if (replica > 0) return;
+                for (const Parameter* weight : trainer.weights()) {
+                  const int64_t bytes = 4 * weight->numel();
+                  if (weight->sizes().size() == 1) of_p1 += bytes;
+                  largest = std::max(largest, bytes);
+                }
+              });
+          expect_same_run(kept, streamed, what);
+          if (ranks > 1) continue;
+          EXPECT_LE(late[0]->most, largest + of_p1) << what;
         }
       }
     }

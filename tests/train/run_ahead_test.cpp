@@ -1,5 +1,6 @@
 // Tests ranks that begin the next step after their own part of this one. The bits are the same, no result is read too
 // early, and every error is still reported.
+#include <algorithm>
 #include <limits>
 
 #include <gtest/gtest.h>
@@ -86,6 +87,26 @@ TEST(RunAhead, KeepsEveryBit) {
         config.train.precision = "fp16";
         config.train.loss_scale = 1e9;
       });
+    }
+  }
+}
+
+// A rank applies all of its streamed gradients before it begins the next step.
+TEST(RunAhead, KeepsTheBitsOfStreamedGradients) {
+  for (const std::string schedule : {"1f1b", "gpipe", "zb-h2", "zb-v"}) {
+    for (const bool tied : {false, true}) {
+      for (const int replicas : {1, 2}) {
+        Config config = config_of(schedule);
+        test::llama_of(config).tied = tied;
+        config.train.clip_norm = 0;
+        config.pipeline.data_parallel = replicas;
+        config.optimizer.shard = replicas > 1;
+        const RunOutcome kept = run(config, false);
+        config.pipeline.gradients = "streamed";
+        const RunOutcome streamed = run(config, true);
+        expect_same_run(kept, streamed, concat(schedule, tied ? ", tied, " : ", ", replicas, " replicas"));
+        EXPECT_TRUE(std::ranges::any_of(streamed.reports, &StepReport::begun_early)) << schedule;
+      }
     }
   }
 }

@@ -69,7 +69,7 @@ void lay_out(GradientReducer::Bucket& bucket) {
 
 GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device,
                                  Transport* holders)
-    : replicas_(replicas), holders_(holders), device_(std::move(device)) {
+    : replicas_(replicas), holders_(holders), device_(std::move(device)), bucket_bytes_(bucket_bytes) {
   TWOBP_CHECK(bucket_bytes > 0, "a gradient bucket has ", bucket_bytes, " bytes, but needs more than 0");
   // Last layer first. Within a layer, in the order in which p1 meets the parameters, from its end.
   std::reverse(items.begin(), items.end());
@@ -107,6 +107,7 @@ GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, i
 void GradientReducer::start() {
   running_.clear();
   made_.clear();
+  in_sums_.clear();
   summed_.clear();
   next_ = 0;
   for (Bucket& bucket : buckets_) bucket.layers_left = static_cast<int>(bucket.layers.size());
@@ -147,8 +148,12 @@ void GradientReducer::start_next() {
   for (const Item& item : bucket.items) item.parameter->grad_to_add();
   if (bucket.streams() && !bucket.by_source()) lay_out(bucket);
   const int number = static_cast<int>(next_) + 1;
+  const at::Tensor& terms = bucket.items.front().parameter->grad_by_source;
+  if (bucket.streams()) {
+    const at::Storage& memory = (bucket.by_source() ? terms : bucket.flat).storage();
+    in_sums_.push_back({next_, memory.getWeakStorageImpl(), static_cast<int64_t>(memory.nbytes())});
+  }
   if (bucket.by_source()) {
-    const at::Tensor& terms = bucket.items.front().parameter->grad_by_source;
     running_.push_back({next_, std::make_unique<AllReduceOfTerms>(*holders_, terms, number)});
   } else if (bucket.owners.empty()) {
     running_.push_back({next_, std::make_unique<AllReduce>(replicas_, bucket.flat, number)});
@@ -189,19 +194,47 @@ class GradientReducer::AllSums : public Wait {
     const auto& running = reducer_.running_;
     TWOBP_CHECK(!running.empty(), "the gradients of ", reducer_.describe(reducer_.next_), " were not computed within ",
                 timeout, " s");
-    std::string missing;
-    try {
-      running.front().sum->fail(0);
-    } catch (const Error& error) {
-      missing = concat(": ", error.what());
-    }
-    twobp::fail("the gradients of ", reducer_.describe(running.front().bucket),
-                " were not summed over replicas within ", timeout, " s", missing);
+    reducer_.fail_to_sum(running.front().bucket, timeout);
   }
 
  private:
   GradientReducer& reducer_;
 };
+
+class GradientReducer::Room : public Wait {
+ public:
+  explicit Room(GradientReducer& reducer) : reducer_(reducer) {}
+  WaitCause cause() const override { return WaitCause::kGradients; }
+  bool ready() override {
+    reducer_.progress();
+    reducer_.replicas_.unsent_to();  // throws Aborted, also if this replica awaits no sum
+    std::erase_if(reducer_.in_sums_, [](const InSum& one) { return one.memory.expired(); });
+    int64_t bytes = 0;
+    for (const InSum& one : reducer_.in_sums_) bytes += one.bytes;
+    return bytes <= reducer_.bucket_bytes_;
+  }
+  size_t progress() const override { return reducer_.next_ - reducer_.in_sums_.size(); }  // those that are gone
+  [[noreturn]] void fail(double timeout) const override {
+    reducer_.fail_to_sum(reducer_.in_sums_.front().bucket, timeout);
+  }
+
+ private:
+  GradientReducer& reducer_;
+};
+
+std::unique_ptr<Wait> GradientReducer::room() {
+  return std::make_unique<Room>(*this);
+}
+
+void GradientReducer::fail_to_sum(size_t bucket, double timeout) const {
+  std::string missing;
+  try {
+    if (!running_.empty()) running_.front().sum->fail(0);
+  } catch (const Error& error) {
+    missing = concat(": ", error.what());
+  }
+  twobp::fail("the gradients of ", describe(bucket), " were not summed over replicas within ", timeout, " s", missing);
+}
 
 void GradientReducer::finish(const Patience& patience) {
   note_made(/*all=*/true);

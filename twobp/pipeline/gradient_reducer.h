@@ -63,6 +63,7 @@ class GradientReducer {
   // The streamed gradients whose sums have ended since the last call. Others may still read what this replica does not
   // own of them; it may be forgotten, but not changed.
   std::vector<Parameter*> take_summed() { return std::exchange(summed_, {}); }
+  bool has_summed() const { return !summed_.empty(); }
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
   // Whether sums are under way, or begin soon. A rank that waits for something else should keep them going.
@@ -72,6 +73,9 @@ class GradientReducer {
   // the others may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
   // Throws Aborted. Throws Error, naming the bucket's layers, if none of the sums ends within the time-out.
   void finish(const Patience& patience);
+  // Of streamed gradients whose sums have begun, those that still have memory, because a replica has not read it or
+  // take_summed() has not given them out, take at most the bytes of a bucket. Outlived by this object.
+  std::unique_ptr<Wait> room();
 
   struct Bucket {
     int stage = 0;
@@ -91,6 +95,13 @@ class GradientReducer {
 
  private:
   class AllSums;
+  class Room;
+  // A streamed gradient whose sum has begun.
+  struct InSum {
+    size_t bucket = 0;
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+    int64_t bytes = 0;
+  };
   struct Running {
     size_t bucket = 0;
     std::unique_ptr<Wait> sum;
@@ -102,14 +113,17 @@ class GradientReducer {
   void start_ready();
   void start_next();
   std::string describe(size_t bucket) const;
+  [[noreturn]] void fail_to_sum(size_t bucket, double timeout) const;
 
   Transport& replicas_;
   Transport* holders_;
   Device device_;
+  int64_t bucket_bytes_;
   std::vector<Bucket> buckets_;
   size_t next_ = 0;               // the first bucket that has not started
   std::deque<DeviceEvent> made_;  // from this bucket on: passes when the bucket's gradients are there
   std::deque<Running> running_;
+  std::vector<InSum> in_sums_;      // those whose memory may still be there
   std::vector<Parameter*> summed_;  // streamed
 };
 

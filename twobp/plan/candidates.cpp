@@ -280,8 +280,11 @@ class Enumeration {
           candidate.choice.policy = policy;
           for (const bool streams : request_.streams) {
             candidate.choice.streams = streams;
-            // W waits in these alone.
-            if (!streams || (policy != P2Policy::kOff && policy != P2Policy::kPlaced)) all_.push_back(candidate);
+            if (streams && (policy == P2Policy::kOff || policy == P2Policy::kPlaced)) {
+              reasons_.add(concat("with p2 ", policy_name(policy), ", W does not wait, so gradients are not streamed"));
+            } else {
+              all_.push_back(candidate);
+            }
           }
         }
       }

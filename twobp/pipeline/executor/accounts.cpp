@@ -118,11 +118,14 @@ void Accounts::log_w(const MadeUnit& unit, std::span<const WUnits> together, dou
 
 void Accounts::wait_begins(bool w_pending, WaitCause cause) {
   wait_ = now_seconds();
+  for_sums_ = cause == WaitCause::kGradients;
   cause_ = cause == WaitCause::kExperts ? IdleCause::kExperts : w_pending ? IdleCause::kMessage : IdleCause::kNothing;
 }
 
 void Accounts::wait_ends() {
-  if (started_) idle(cause_, wait_, now_seconds());  // else it is part of the start-up
+  const double now = now_seconds();
+  if (for_sums_) times_.exposed += now - wait_;
+  if (started_) idle(cause_, wait_, now);  // else it is part of the start-up
 }
 
 void Accounts::message_ends(const Message& message) {

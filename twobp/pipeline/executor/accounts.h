@@ -189,6 +189,7 @@ class Accounts : public LoopObserver {
   ProductTime w_products_;
   DeviceEvent w_event_;
   double wait_ = 0;
+  bool for_sums_ = false;
   IdleCause cause_ = IdleCause::kNothing;
   double message_ = 0;
 };

@@ -518,33 +518,28 @@ void StepLoop::book(const Values& values, int stage) {
 
 void StepLoop::wait(Wait& awaited) {
   if (turns_->is_second()) return turns_->yield(&awaited);
+  const bool fills = plan_.fills_waits && awaited.cause() != WaitCause::kGradients;  // W would make more of them
   while (run_w(queue_.take_placed(at_))) continue;
   bool there = awaited.ready();
-  while (!there &&
-         (turns_->take(awaited) || (plan_.fills_waits && (run_w(queue_.take_filling()) || run_ahead(/*waits=*/true)))))
+  while (!there && (turns_->take(awaited) || (fills && (run_w(queue_.take_filling()) || run_ahead(/*waits=*/true)))))
     there = awaited.ready();
   if (there) return;
   observer_.wait_begins(!queue_.empty(), awaited.cause());
+  const auto pause = [&](const auto& work) {
+    observer_.wait_ends();
+    work();
+    observer_.wait_begins(!queue_.empty(), awaited.cause());
+  };
   wait_for(awaited, parts_.timeout, [&] {
     const bool sums = parts_.others();
-    if (turns_->awaits_tokens() && turns_->ready()) {
-      observer_.wait_ends();
-      turns_->go_on();
-      observer_.wait_begins(!queue_.empty(), awaited.cause());
-    }
-    return fill_idle_device() || sums || turns_->awaits_tokens();
+    if (sums_streamed() && parts_.reducer->has_summed()) pause([&] { apply_summed(); });
+    if (turns_->awaits_tokens() && turns_->ready()) pause([&] { turns_->go_on(); });
+    // A device that has nothing left to do while its host waits gets the next unit of W.
+    const bool feeds = fills_idle_device_ && !queue_.empty();
+    if (feeds && parts_.device.compute().idle()) pause([&] { run_w(queue_.take_filling()); });
+    return (feeds && !queue_.empty()) || sums || turns_->awaits_tokens();
   });
   observer_.wait_ends();
-}
-
-bool StepLoop::fill_idle_device() {
-  if (!fills_idle_device_ || queue_.empty()) return false;
-  if (parts_.device.compute().idle()) {
-    observer_.wait_ends();
-    run_w(queue_.take_filling());
-    observer_.wait_begins(!queue_.empty(), WaitCause::kMessage);
-  }
-  return !queue_.empty();
 }
 
 }  // namespace twobp

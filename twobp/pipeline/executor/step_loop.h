@@ -162,10 +162,9 @@ class StepLoop {
   void learn(const Tag& tag, const Values& values);
   // Null: the message comes and goes with a description.
   const Forms* known_form(MessageKind kind, int stage, int micro_batch) const;
-  // Runs W while it is not there, if the plan says so. The only place where the loop waits.
+  // Runs W while it is not there, if the plan says so, and applies gradients that have been summed. The only place
+  // where the loop waits.
   void wait(Wait& awaited);
-  // A device that has nothing left to do while its host waits gets the next unit of W. Returns whether more is pending.
-  bool fill_idle_device();
   void flush_w(int s, int first, int last);
   // Runs what the queue gave, if anything, and returns whether it gave something. If micro-batches of
   // [first, last) concatenate, they run together.
@@ -173,7 +172,10 @@ class StepLoop {
   bool run_w(const std::optional<WUnits>& units) { return run_w(units, 0, plan_.schedule.micro_batches); }
   // Runs one unit of W with these micro-batches.
   void run_unit(std::span<const WUnits> together);
-  // See WQueue::take_by_layer.
+  // See WQueue::take_by_layer. The rank has no messages left. So if its replica is ahead of others, it waits before
+  // streamed gradients pile up in sums. Ranks never wait in a circle: nobody needs a message of one that waits here, so
+  // all come to their ends, where replicas begin the same sums in one order. What the last of them has begun all have,
+  // so it waits for nothing that another has yet to compute, and goes on.
   void run_w_by_layer(int stage, int units);
   // Runs `w` in the middle of an F or I.
   template <typename RunW>
@@ -195,7 +197,8 @@ class StepLoop {
   // The parameters whose gradients are complete, and not applied yet: those of the leaf, or of the layer if it is done.
   std::vector<Parameter*> complete(int s, int layer, Layer* leaf) const;
   void apply(const std::vector<Parameter*>& parameters);
-  // Applies streamed gradients that have been summed over replicas.
+  // Whether streamed gradients are summed over replicas before they are applied.
+  bool sums_streamed() const { return !streams_.empty() && parts_.sums(request_); }
   void apply_summed();
   // Whether W waits for the end of the stage's I, and then runs in the order of the gradients' bytes: those of small
   // weights while most of the stash is there, those of large ones when it is gone. Sums over replicas begin earlier,

@@ -55,7 +55,10 @@ void StepLoop::run_unit(std::span<const WUnits> together) {
 }
 
 void StepLoop::run_w_by_layer(int stage, int units) {
-  queue_.take_by_layer(stage, units, [&](const WUnits& one) { run_w(one); });
+  queue_.take_by_layer(stage, units, [&](const WUnits& one) {
+    if (sums_streamed()) wait(*parts_.reducer->room());
+    run_w(one);
+  });
 }
 
 void StepLoop::sort_units(int s) {
@@ -135,7 +138,7 @@ void StepLoop::apply(const std::vector<Parameter*>& parameters) {
 }
 
 void StepLoop::apply_summed() {
-  if (!streams_.empty() && parts_.sums(request_)) apply(parts_.reducer->take_summed());
+  if (sums_streamed()) apply(parts_.reducer->take_summed());
 }
 
 void StepLoop::book_gradients(int s, const std::vector<Parameter*>& parameters) {

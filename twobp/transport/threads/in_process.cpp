@@ -52,6 +52,11 @@ class InProcessTransport : public Transport {
     fail_waiting(rank_, timeout, tag, from);
   }
 
+  std::optional<int> unsent_to() override {
+    throw_if_aborted();
+    return std::nullopt;
+  }
+
   void abort(const std::string& reason) override {
     {
       const std::lock_guard lock(group_->reason_mutex);
