@@ -371,7 +371,7 @@ def over_shapes(make) -> str:
         with captured.leaving_as_before(captured.variant.walk):
             run = captured._dry_run(fields, None, captured.shape_number(fields))
         worst = max(worst, run.loss, run.gradients, run.buffers, run.evaluation)
-    return f"{len(captured.variant.batches):8} | {worst:.1e} | {'; '.join(reasons)[:300]}"
+    return f"{captured.variant.captures:8} | {worst:.1e} | {'; '.join(reasons)[:300]}"
 
 
 def main():

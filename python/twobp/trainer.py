@@ -75,7 +75,7 @@ class Trainer:
     def __init__(
         self,
         module: torch.nn.Module | None = None,
-        example: Batch | Tensors | None = None,
+        example: Batch | Tensors | Sequence[Batch] | None = None,
         *,
         model: Mapping | None = None,
         loss_fn: Callable | Mapping[str, Callable] | None = None,
@@ -86,7 +86,8 @@ class Trainer:
         check_every: int = 0,
         **settings,
     ):
-        """`example` is one micro-batch, a dict of tensors whose first dimension counts samples.
+        """`example` is one micro-batch, a dict of tensors whose first dimension counts samples. A list of several, of
+        other sizes, has the module captured once for all sizes.
 
         `module` is captured with the example. Its forward takes the dict's tensors by name. A tensor or a tuple of
         tensors may replace the dict in the example and in batches. Its tensors are forward's arguments in order, and
@@ -123,7 +124,7 @@ class Trainer:
             raise Error(f"check_every is {check_every!r}, but must be a number of steps, for a module")
         self._check_every = check_every
         self._module = module
-        self._example = batches.check_fields(self._named(example), "the example")
+        self._example, *others = self._examples(example)
         self._captured: Captured | None = None
         self._unmasked = _sliced(settings) and padding.is_mask(module, self._example)
         example, mask = self._without_mask(self._example, "the example")
@@ -136,7 +137,7 @@ class Trainer:
 
             self._captured = capture(
                 module,
-                batches.with_a_target(example),
+                [batches.with_a_target(one) for one in (example, *(() if _sliced(settings) else others))],
                 loss_fn=loss_fn,
                 loss_reduction=loss_reduction,
                 cache=cache if isinstance(cache, bool) else checks.path(cache, "cache"),
@@ -166,6 +167,21 @@ class Trainer:
         self._variants = 0  # that were captured because something changed
         self._watch = Watch(module, set(self._captured.buffers), loss_fn) if module is not None else None
         self._shared: set[str] = set()  # parameters of the module that are the trainer's own weights
+        if others and self._captured is not None:
+            self._tell(self._captured.why, {name: list(one.shape) for name, one in self._example.items()})
+
+    def _examples(self, example: Any) -> list[dict[str, torch.Tensor]]:
+        """Returns the example, and others of other sizes if there are."""
+        given = self._named(example)
+        several = list(given) if isinstance(given, (list, tuple)) else [given]
+        if not several or len(several) > 1 and self._module is None:
+            raise Error(
+                "give one example: several micro-batches are for a module, which is then captured for all sizes"
+            )
+        first, *others = (batches.check_fields(one, "the example") for one in several)
+        for one in others:
+            batches.check_like(one, first, "an example", any_sizes=True)
+        return [first, *(one for one in others if _shape(one) != _shape(first))]
 
     def step(
         self,
@@ -412,7 +428,7 @@ class Trainer:
     @property
     def captures(self) -> int:
         """The number of captures of the module, as it is now, for shapes of micro-batches."""
-        return len(self._captured.variant.batches) if self._captured is not None else 1
+        return self._captured.variant.captures if self._captured is not None else 1
 
     @property
     def split(self) -> list[int]:
@@ -523,9 +539,12 @@ class Trainer:
                     f"{change} has changed since the last step, so the module needs programs of its own. Their "
                     f"capture failed: {error}. Undo the change, or make a new trainer"
                 ) from error
+            from twobp.capture.errors import OtherLayers
+
             raise Error(
                 f"a micro-batch of the sizes {sizes} needs a capture of its own, because the trainer was made with "
                 f"other sizes. That capture failed: {error}"
+                + (". Make a new trainer for such micro-batches" if isinstance(error, OtherLayers) else "")
             ) from error
         self._shapes[captured.variant.number].add(_shape(part))
         if change and known == 0:

@@ -229,6 +229,31 @@ def test_logits_of_a_language_model(tmp_path, in_pipeline):
     assert in_pipeline == [2, 1] * len(evaluations(ours))
 
 
+def t5():
+    torch.manual_seed(1)
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=3, num_heads=2, dropout_rate=0.0, decoder_start_token_id=0))
+
+
+RETURNING = {
+    "hidden states": lambda: causal(output_hidden_states=True, num_hidden_layers=3),
+    "attention": lambda: causal(output_attentions=True, num_hidden_layers=3, attn_implementation="eager"),
+    "T5": t5,
+}
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_what_layers_return_is_predicted(name, tmp_path, in_pipeline):
+    """Later layers pass it on."""
+    theirs, ours = both(transformers.Trainer, RETURNING[name], tmp_path, texts(), texts(10), per_device_eval_batch_size=4)
+    theirs.model.load_state_dict(ours.model.state_dict())
+    expected, found = (one.predict(texts(8, seed=2)).predictions for one in (theirs, ours))
+    flat = [torch.utils._pytree.tree_leaves(one) for one in (found, expected)]
+    assert len(flat[0]) > 1
+    compare_predictions(*flat)
+    assert in_pipeline == [2]
+
+
 class Odd(Net):
     def forward(self, x, labels=None):
         return {**super().forward(x, labels), "odd": transformers.PreTrainedConfig()}

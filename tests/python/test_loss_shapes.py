@@ -135,11 +135,11 @@ def test_gradients_are_those_of_the_original(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_300_lengths_take_two_captures(tmp_path):
+def test_300_lengths_take_one_capture(tmp_path):
     data = texts(random.Random(0).sample(range(3, 303), 300))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "a micro-batch of the sizes")
-        both(transformers.Trainer, lambda: gpt2(n_layer=1), data, tmp_path, most=2, label_smoothing_factor=0.1, per_device_train_batch_size=1,
+        both(transformers.Trainer, lambda: gpt2(n_layer=1), data, tmp_path, most=1, label_smoothing_factor=0.1, per_device_train_batch_size=1,
              gradient_accumulation_steps=4, max_steps=75, logging_steps=5)
 
 
@@ -181,4 +181,4 @@ class Anneals(transformers.Trainer):
 @pytest.mark.slow
 def test_a_number_of_python_is_not_taken_for_that_of_another_shape(tmp_path):
     theirs, ours = both(Anneals, gpt2, texts(lengths(36)), tmp_path, most=6, max_steps=6)
-    assert ours.pipeline.captures > 2
+    assert ours.pipeline.captures == 2, "one for each number"

@@ -1,4 +1,5 @@
 """Losses of subclasses of transformers.Trainer in the pipeline, against transformers' own training."""
+import copy
 import math
 import pathlib
 import random
@@ -269,6 +270,45 @@ class Counts(transformers.Trainer):
         return outputs.loss
 
 
+class KeepsWeights(transformers.TrainerCallback):
+    """Those at the begin of the last step."""
+
+    steps = 0
+
+    def on_step_begin(self, args, state, control, model=None, **_):
+        self.steps, self.weights = self.steps + 1, copy.deepcopy(model.state_dict())
+
+    def are_those_of(self, model):
+        return all(torch.equal(one, self.weights[key]) for key, one in model.state_dict().items())
+
+
+class CountsTooMuch(transformers.Trainer):
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        each = inputs.pop("each")
+        outputs = model(**inputs)
+        self.large = (outputs.logits.argmax(-1) * 0 + each).sum().item()
+        return outputs.loss
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_whole_numbers_beyond_float64_are_refused(step, tmp_path):
+    """From the step on, each of 30 is 2^50."""
+    model, calls, kept = causal(), [], KeepsWeights()
+
+    def collate(samples):
+        calls.append(len(samples))
+        return {**transformers.default_data_collator(samples), "each": torch.tensor(1 << (50 if len(calls) > 2 * step - 2 else 20))}
+
+    def prepare(trainer):
+        trainer.data_collator = collate
+        trainer.add_callback(kept)
+
+    message = "a number" if step == 1 else "step 2 was not made, because a number"
+    with pytest.raises(twobp.Error, match=message + r" of compute_loss is 2\^53 or more \(.*test_own_losses.py:\d+\): divide it"):
+        train(pipelined(CountsTooMuch), lambda: model, texts(), tmp_path, prepare=prepare)
+    assert kept.steps == step and kept.are_those_of(model)
+
+
 def test_whole_numbers_beyond_float32_are_exact(tmp_path):
     theirs, ours = both(Counts, causal, texts(), tmp_path, max_steps=1)
     assert ours.large == theirs.large == 30 * ((1 << 24) + 1)
@@ -385,9 +425,11 @@ class ComparesOther(transformers.Trainer):
 
 @pytest.mark.parametrize("kind", [Branches, ComparesNumbers, ComparesOther])
 def test_a_comparison_with_another_outcome_is_named(kind, tmp_path):
+    model, kept = causal(), KeepsWeights()
     with pytest.raises(twobp.Error, match=r"step \d+ was not made, because a comparison of compute_loss \(.*test_own_losses.py:\d+( \(\d+\))?\) is False in micro-batch \d, "
                        r"but was True when it was captured.*torch.where"):
-        train(pipelined(kind), causal, texts(), tmp_path, max_steps=40, learning_rate=0.1)
+        train(pipelined(kind), lambda: model, texts(), tmp_path, max_steps=40, learning_rate=0.1, prepare=lambda one: one.add_callback(kept))
+    assert kept.steps > 1 and kept.are_those_of(model)
 
 
 class ComputesInPython(transformers.Trainer):

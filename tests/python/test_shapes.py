@@ -139,6 +139,41 @@ def test_gradients_at_all_shapes_are_autograd_s(name, wide):
     assert trainer.captures == 2
 
 
+@pytest.mark.parametrize("name", ["gpt2-left", *(pytest.param(one, marks=pytest.mark.slow) for one in ("t5", "vit", "resnet", "lora"))])
+def test_several_examples_take_one_capture(name, wide, tmp_path):
+    torch.manual_seed(0)
+    build, batch_of = MODELS[name]
+    module = build().double().train()
+    trainer = trainer_of(module, [batch_of(*sizes) for sizes in SHAPES[:2]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for samples, positions in SHAPES[:5]:
+            check_step(trainer, module, batch_of(samples, positions))
+    assert trainer.captures == 1
+    graph = trainer._captured.graph
+    assert ["sizes" in shape for shape in graph["shapes"][:2]] == [False, True]
+    assert graph["parameters"] == capture(build().double().train(), batch_of(*SHAPES[0]), slices=False, cache=False).graph["parameters"]
+    trainer.save(tmp_path)
+    again = twobp.Trainer(model={"from": str(tmp_path)}, example=batch_of(*SHAPES[2]), micro_batches=1, optimizer=twobp.SGD(lr=RATE))
+    batch = batch_of(*SHAPES[1])
+    assert again.step([batch]).loss == pytest.approx(trainer.step([batch]).loss, rel=1e-12)
+
+
+def test_wrong_examples_are_refused():
+    module = Tokens().double().train()
+    for examples, message in (([], "give one example"), ([texts(2, 4), {"input_ids": ids(2, 4)}], "an example has the keys"),
+                              ([texts(2, 4), 3], "the example is a int, but must be a dict")):
+        with pytest.raises(twobp.Error, match=message):
+            twobp.Trainer(module, examples, cache=False)
+    with pytest.raises(twobp.Error, match="several micro-batches are for a module"):
+        twobp.Trainer(model={"type": "mlp", "dim": 4, "layers": 2}, example=[{"input": torch.ones(2, 4), "target": torch.ones(2, 4)}] * 2)
+    with pytest.warns(UserWarning, match=r"something else for each input_ids.size\(1\) and labels.size\(1\)"):
+        trainer = trainer_of(Looped().double().train(), [texts(2, 4), texts(2, 5)])
+    assert trainer.captures == 1
+    check_loss(trainer, Looped().double().train(), texts(2, 5))
+    assert trainer.captures == 2
+
+
 @pytest.mark.slow
 def test_dropout_at_all_shapes(wide):
     """The module gets the programs' masks."""
@@ -183,14 +218,15 @@ def check_loss(trainer, module, batch):
     assert trainer.step([batch]).loss == pytest.approx(expected, rel=1e-12)
 
 
-def test_300_lengths_take_two_captures():
+@pytest.mark.parametrize("examples", [[(4, 500), (3, 40)], [(4, 500)]], ids=["two examples", "one example"])
+def test_300_lengths_take_a_capture_for_each_example_at_most(examples):
     module = Tokens().double().train()
-    trainer = trainer_of(module, texts(4, 500))
+    trainer = trainer_of(module, [texts(*sizes) for sizes in examples])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for positions in range(2, 302):
             check_loss(trainer, module, texts(1 + positions % 4, positions))
-    assert trainer.captures == 2
+    assert trainer.captures == 3 - len(examples)
 
 
 def test_steps_are_compared_at_any_shape():

@@ -17,15 +17,16 @@ import torch
 from torch import nn
 
 from twobp import _native, torch_versions
+from twobp.batches import is_positional
 
 from . import bundle, interpret
 from .emit import OTHER_WAY, dtype_name
-from .errors import CaptureError, some, user_line
+from .errors import CaptureError, OtherLayers, some, user_line
 from .export.draws import Draw
 from .export.forward import ROUNDED, WithLoss, as_fields, check_hooks, check_parts, is_number
 from .export.four_bits import keep_form
 from .export.generic import Dimensions, generic
-from .layers import constants_of, described_fields, fitted, kind_names, of_many, trained_names, without_ones
+from .layers import constants_of, described_fields, fitted, kind_names, of_many, of_one, trained_names, without_ones
 from .loss.reported import Reported
 from .sizes import numbers_if_served
 from .state.as_before import AsBefore
@@ -47,9 +48,10 @@ NOT_ASKED = "it was captured for whole sequences (twobp.Trainer captures it for 
 class Variant:
     """The module in one state of Python's values: attributes, modes, closures, globals, constants. `walk` and `state`
     are those of walk_over. `reads` has the attributes that its traces read, by the number of the object in the walk,
-    and `read` the digests of the module's tensors that its programs hold. `batches` are the first batch, and the sizes
-    of those that needed a capture. `fixed` are dimensions for each of whose sizes the module computes something else.
-    `groups` counts attempts to make programs for many shapes, and `one_by_one` says why there are none."""
+    and `read` the digests of the module's tensors that its programs hold. `example` is an early batch, and `batches`
+    are the sizes of the first ones and of those that needed a capture. `fixed` are dimensions for each of whose sizes
+    the module computes something else. `groups` counts attempts to make programs for many shapes, `captures` those that
+    worked for a shape or many, and `one_by_one` says why there are none for many."""
 
     number: int
     walk: Fingerprint
@@ -63,6 +65,7 @@ class Variant:
     batches: list[dict[str, torch.Size]] = dataclasses.field(default_factory=list)
     fixed: set[tuple[str, int]] = dataclasses.field(default_factory=set)
     groups: int = 0
+    captures: int = 0
     one_by_one: str = ""
 
     def serving(self, fields: dict[str, torch.Tensor]) -> int | None:
@@ -117,10 +120,20 @@ class Captured:
     trained: set[str] = dataclasses.field(default_factory=set)  # parameters with a gradient
     dry_runs: list[DryRun] = dataclasses.field(default_factory=list)
     cached: list[str] = dataclasses.field(default_factory=list)
+    cut_for: dict[str, torch.Size] = dataclasses.field(default_factory=dict)  # the first sizes, as layers stay
     ratios: list[str] = dataclasses.field(default_factory=list)  # of the numbers of targets of means that the loss adds
     draws: list[Draw] = dataclasses.field(default_factory=list)  # of the last shape
     why: str = ""  # the last shape needed a capture of its own, although there are programs for many
     before: Any = None  # an AsBefore, while the module is called
+
+    def add_first(self, batches: list, check: bool, beside: Mapping[str, torch.Tensor] | None) -> None:
+        """Captures programs for the first micro-batch. If there are others, of other sizes, one capture is for all of
+        them, if that can be."""
+        first, *others = (as_fields(self.module, batch) for batch in batches)
+        self.cut_for = sizes_of(first)
+        self.variant.batches = [sizes_of(one) for one in others]
+        self.variant.example = {name: one.clone() for name, one in others[0].items()} if others else {}
+        self.add_shape(first, check, beside)
 
     def add_shape(
         self, batch: Any, check: bool = True, beside: Mapping[str, torch.Tensor] | None = None
@@ -167,7 +180,7 @@ class Captured:
         """Yields what programs for many shapes may be captured for, with the fields for it: generic ones, or if their
         programs do not serve the batch, the batch."""
         variant = self.variant
-        if not variant.shapes or variant.one_by_one:
+        if not variant.batches or variant.one_by_one:
             return
         script = self._script
         if self.slices or script and script.one_by_one:
@@ -193,7 +206,9 @@ class Captured:
                 own = script.prepared(own, fields)
             if own is not None and variant.serving(own) is None:
                 variant.groups += 1
-                yield Many(which, fields), own
+                sizes = sizes_of(fields)
+                first_sizes = {n: one for n, one in self.cut_for.items() if len(one) == len(sizes.get(n, ()))}
+                yield Many(which, sizes, {**sizes, **first_sizes}), own
 
     @property
     def _script(self) -> Any:
@@ -300,8 +315,9 @@ class Captured:
             self._script.serve(traced.course, self.variant.shapes[-1]["sizes"], fields)
         self.cached.append(entry.state)
         if not self.variant.batches and not self.slices:
-            self.variant.example = {**{name: one.clone() for name, one in fields.items()}}
-        self.variant.batches.append({name: one.shape for name, one in fields.items()})
+            self.variant.example = {name: one.clone() for name, one in fields.items()}
+        self.variant.captures += 1
+        self.variant.batches.append(sizes_of(fields))
         if errors is None:
             return None
         self.dry_runs.append(DryRun(**errors))
@@ -345,8 +361,8 @@ class Captured:
         return traced, errors, entry
 
     def _compared(self, asked: Asked) -> dict:
-        """Compares the last programs with the module. If they are for many shapes, also for the first batch."""
-        errors = self._dry_run(asked.fields, asked.beside)
+        """Compares the last programs with the module. If they are for many shapes, also for an early batch."""
+        errors = self._dry_run(asked.fields, asked.beside, self.shape_number(asked.fields))
         example = self.variant.example
         served = asked.many and example and numbers_if_served(self.variant.shapes[-1], example)[0] is not None
         if served and self._chain().count(example) > 0:
@@ -476,7 +492,7 @@ class Captured:
         graph, self.draws = self.graph, [Draw(*draw) for draw in traced.draws]
         if self.draws and getattr(self.module, "evaluates", False):
             raise CaptureError("the module draws random numbers in evaluation mode")
-        names = self._named(traced)
+        names = self._named(traced.names, traced.constants)
         lists = [[i if isinstance(i, dict) else names[i] for i in layer["constants"]] for layer in traced.layers]
         slices = {"positions": traced.positions} if traced.positions else {"no_slices": traced.no_slices}
         if graph["layers"]:
@@ -503,30 +519,39 @@ class Captured:
                 if why := self._script.why_not(traced.course, shape["sizes"], fields):
                     raise CaptureError(why)
         if not graph["layers"]:
-            graph["layers"] = [{**layer, "constants": constants} for layer, constants in zip(traced.layers, lists)]
-            graph["kinds"] = kind_names(
-                [layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers]
-            )
-            buffers = {name.removeprefix("module."): b for name, b in self.whole.named_buffers()}
-            self.buffers = {name: buffers[name] for name in traced.buffers}
-            for name, factor in traced.factors.items():
-                graph["parameters"][name].update(factor)
-            graph["buffers"] = {
-                n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()
-            }
-        else:
+            first, own = self._of_one(shape, lists, asked.fields) if asked.many else (shape, lists)
+            self._begin(traced, own)
+            graph["shapes"].append(first)
+            self.trained = trained_names(graph["layers"], first)
+        if not any(one is shape for one in graph["shapes"]):
             if different := self.trained ^ trained_names(
                 graph["layers"], {**shape, "kinds": [layer["kind"] for layer in traced.layers]}
             ):
-                raise CaptureError(
-                    f"other parameters are trained then: {some(different)}. Capture this separately: make a new trainer"
-                )
+                raise OtherLayers(f"other parameters are trained then: {some(different)}")
             if [layer["kind"] for layer in traced.layers] != [layer["kind"] for layer in graph["layers"]]:
                 shape["kinds"] = [layer["kind"] for layer in traced.layers]
             shape["constants"] = lists
-        graph["shapes"].append(shape)
-        if "constants" not in shape:
-            self.trained = trained_names(graph["layers"], shape)
+            graph["shapes"].append(shape)
+
+    def _begin(self, traced: Traced, constants: list[list]) -> None:
+        """Takes the layers of the first programs, whose constants these are."""
+        graph = self.graph
+        graph["layers"] = [{**layer, "constants": own} for layer, own in zip(traced.layers, constants)]
+        graph["kinds"] = kind_names(
+            [layer["name"] for layer in traced.layers], [layer["kind"] for layer in traced.layers]
+        )
+        buffers = {name.removeprefix("module."): b for name, b in self.whole.named_buffers()}
+        self.buffers = {name: buffers[name] for name in traced.buffers}
+        for name, factor in traced.factors.items():
+            graph["parameters"][name].update(factor)
+        graph["buffers"] = {n: {"dtype": dtype_name(b.dtype), "shape": list(b.shape)} for n, b in self.buffers.items()}
+
+    def _of_one(self, shape: dict, lists: list[list], fields: dict[str, torch.Tensor]) -> tuple[dict, list[list]]:
+        """Returns what a shape for many is for these fields, and the constants of its layers: a bundle begins with a
+        shape for one."""
+        one, tables = of_one(shape, fields, self.constants)
+        names = self._named([None] * len(tables), tables)
+        return one, [[names[i["table"]] if isinstance(i, dict) else i for i in own] for own in lists]
 
     def _served(self, shape: dict, asked: Asked) -> dict:
         """Returns the shape, without guards against those sizes of 1 that the batch has. Raises NotServed if it does
@@ -542,12 +567,12 @@ class Captured:
             raise NotServed(fixed if self.variant.fixed else f"the programs are for {reason}")
         return shape
 
-    def _named(self, traced: Traced) -> list[str]:
-        """Adds the constants. Tensors of the module keep their names. The others, and those that have had other values,
+    def _named(self, own: list, tensors: list[torch.Tensor]) -> list[str]:
+        """Adds constants. Tensors of the module keep their names. The others, and those that have had other values,
         are named c0, c1 and so on. Equal ones share their memory."""
         known = {tensor_digest(tensor): name for name, tensor in reversed(self.constants.items())}
         names = []
-        for name, tensor in zip(traced.names, traced.constants):
+        for name, tensor in zip(own, tensors):
             digest = tensor_digest(tensor)
             if name is None or name in self.constants and tensor_digest(self.constants[name]) != digest:
                 name = known.get(digest) or next(f"c{i}" for i in itertools.count() if f"c{i}" not in self.constants)
@@ -606,6 +631,10 @@ class Asked:
     check: bool
 
 
+def sizes_of(fields: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
+    return {name: one.shape for name, one in fields.items()}
+
+
 def modes_of(whole: nn.Module) -> dict[nn.Module, bool]:
     return {part: part.training for part in whole.modules()}
 
@@ -622,8 +651,9 @@ def capture(
     slices: bool = True,
     precision: str = "fp32",
 ) -> Captured:
-    """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). The module must be in
-    training mode. Parts of it may be in evaluation mode and stay so.
+    """Captures `module` for micro-batches like `example` (a dict of tensors, or a tuple). For a list of micro-batches
+    of other sizes, programs are for all sizes at once. The module must be in training mode. Parts of it may be in
+    evaluation mode and stay so.
 
     loss_fn(output, batch) gives the loss. Without it, the module must. loss_reduction ("mean" or "sum" over a
     micro-batch's samples, or "micro_batch": each counts alike) is needed only if capture does not recognise the mean
@@ -694,7 +724,8 @@ def capture(
     first = Variant(0, Fingerprint(), "", modes_of(whole), graph["shapes"])
     captured = Captured(module, whole, loss_reduction, graph, parameters, {}, {}, Cache(cache), first, [first], slices)
     try:
-        captured.add_shape(example, check, beside)
+        several = isinstance(example, list) and not is_positional(example)
+        captured.add_first(example if several else [example], check, beside)
     except _native.Error:
         raise
     except Exception as error:

@@ -116,22 +116,23 @@ def references_first(
     return (first + rest, len(first)) if sizes[-1] <= statistics.median(sizes) else (chain, 0)
 
 
-def crossing(chain: list[fx.Node], forward: Forward) -> tuple[list[list[fx.Node]], set[fx.Node]]:
+def crossing(chain: list[fx.Node], forward: Forward) -> tuple[list[list[fx.Node]], list[list[fx.Node]]]:
     """Returns, for each point after a call, the values that later calls read, or that the last layer returns. Also
-    returns those values that last for more than a piece. Layer after layer reads an encoder's output or a position
-    bias, so they do not show where a layer ends. Nor do predictions, so that the layers are those of training."""
+    returns those of them that do not last for more than a piece. Layer after layer reads an encoder's output or a
+    position bias, so these do not show where a layer ends. Nor do predictions that only the last layer still returns,
+    such as hidden states, so that the layers are those of training."""
     index = {node: i for i, node in enumerate(chain)}
-    last = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
-    predictions = {*forward.predictions} & last.keys()
-    last.update(dict.fromkeys({forward.loss, *predictions}, len(chain) - 1))
+    read = {node: max((index[user] for user in node.users if user in index), default=index[node]) for node in chain}
+    read[forward.loss] = len(chain) - 1
+    last = {**read, **{node: len(chain) - 1 for node in forward.predictions if node in index}}
     products = list(itertools.accumulate(map(heavy, chain), initial=0))
     live: list[fx.Node] = []
     points = []
     for i, node in enumerate(chain):
         live = [value for value in live if last[value] > i] + ([node] if last[node] > i else [])
         points.append(live)
-    long = {node for node in chain if products[last[node]] - products[index[node]] > ATOMIC}
-    return points, long | predictions
+    brief = {node for node in chain if products[read[node]] - products[index[node]] <= ATOMIC}
+    return points, [[one for one in live if one in brief and read[one] > i] for i, live in enumerate(points)]
 
 
 def heavy(node: fx.Node) -> bool:
@@ -154,13 +155,12 @@ def uses_of_buffers(chain: list[fx.Node], forward: Forward) -> set[int]:
 
 
 def cut_points(
-    chain: list[fx.Node], points: list[list[fx.Node]], lasting: set[fx.Node], whole: set[int], sizes: symbols.At
+    chain: list[fx.Node], points: list[list[fx.Node]], brief: list[list[fx.Node]], whole: set[int], sizes: symbols.At
 ) -> list[int]:
-    """Returns the indices of calls after which to cut. There is a cut if at most one value crosses that does not last.
-    Large pieces are also cut where the fewest bytes cross. There is no cut after the calls `whole`."""
+    """Returns the indices of calls after which to cut. There is a cut if at most one value crosses that does not last
+    (`brief`). Large pieces are also cut where the fewest bytes cross. There is no cut after the calls `whole`."""
     known = {node: bytes_of(node, sizes) for node in chain}
     cost = [float("inf") if i in whole else sum(known[one] for one in values) for i, values in enumerate(points)]
-    brief = [[value for value in values if value not in lasting] for values in points]
     own = [sum(known[one] for one in values) if cost[i] < float("inf") else cost[i] for i, values in enumerate(brief)]
     found: set[int] = set()
 
@@ -278,8 +278,8 @@ def cut(forward: Forward, frozen: set[str]) -> list[Layer]:
     sink_casts(forward)
     chain, free = chain_of(forward)
     chain, first = references_first(chain, free, forward, frozen)
-    points, lasting = crossing(chain, forward)
-    cuts = cut_points(chain, points, lasting, uses_of_buffers(chain, forward), forward.sizes)
+    points, brief = crossing(chain, forward)
+    cuts = cut_points(chain, points, brief, uses_of_buffers(chain, forward), forward.sizes)
     pieces: list[list[fx.Node]] = []
     for begin, end in ((0, first), (first, len(chain))):
         if begin < end:

@@ -36,6 +36,10 @@ class CaptureError(Error):
     """twobp cannot take a module, batch or bundle. The message says what is wrong, where, and what to do."""
 
 
+class OtherLayers(CaptureError):
+    """Programs do not fit the layers of the first ones."""
+
+
 def is_a_file(frame: traceback.FrameSummary) -> bool:
     """Returns whether the frame is not code that torch generates. A cell of a notebook counts."""
     return os.path.exists(frame.filename) or not frame.filename.startswith("<") and bool(frame.line)

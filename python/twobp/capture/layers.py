@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from .emit import dtype_name
-from .errors import CaptureError, some
+from .emit import Instruction, dtype_name
+from .errors import OtherLayers, some
+from .interpret import Chain
 from .sizes import numbers_if_served
 from .trace import Traced
 
@@ -23,6 +24,25 @@ def of_many(described: dict, names: list[str]) -> dict:
         for table in described["tables"]
     ]
     return {**described, "tables": tables}
+
+
+def of_one(
+    shape: dict, fields: dict[str, torch.Tensor], constants: dict[str, torch.Tensor]
+) -> tuple[dict, list[torch.Tensor]]:
+    """Returns a shape that serves many as one that serves these fields alone, and its tables."""
+    chain = Chain({"shapes": [shape]}, 0, {}, constants)
+    chain.prepare(fields)
+
+    def plain(code: Any) -> Any:
+        if isinstance(code, dict):
+            if code.keys() == {"size"}:
+                return chain.sizes[code["size"]]
+            filled = {key: plain(value) for key, value in code.items()}
+            return Instruction(filled).of(code.source) if isinstance(code, Instruction) else filled
+        return [plain(one) for one in code] if isinstance(code, list) else code
+
+    kept = {key: plain(value) for key, value in shape.items() if key not in ("fields", "sizes", "guards", "tables")}
+    return {"fields": described_fields(fields), **kept}, chain.tables
 
 
 def without_ones(shape: dict, fields: dict[str, torch.Tensor]) -> dict | None:
@@ -53,7 +73,7 @@ def constants_of(layers: list[dict], shapes: list[dict]) -> set[str]:
 
 
 def fitted(layers: list[dict], traced: Traced) -> Traced:
-    """Returns the trace with programs that read the parameters and buffers of `layers`. Raises CaptureError if these do
+    """Returns the trace with programs that read the parameters and buffers of `layers`. Raises OtherLayers if these do
     not have what the programs read."""
     before, now = (
         parameter_names(of, lambda layer: [*layer["parameters"], *layer["buffers"]]) for of in (layers, traced.layers)
@@ -61,10 +81,7 @@ def fitted(layers: list[dict], traced: Traced) -> Traced:
     places: dict[int, dict[str, list[int]]] = {}
     for layer, own in zip(layers, traced.layers):
         if any(one in own["parameters"] and dtype_in(own, one) != dtype_in(layer, one) for one in layer["parameters"]):
-            raise CaptureError(
-                f"layer '{layer['name']}' reads its parameters in other dtypes then. Capture this separately: make a "
-                "new trainer"
-            )
+            raise OtherLayers(f"layer '{layer['name']}' reads its parameters in other dtypes then")
         if any(one not in layer[what] for what in ("parameters", "buffers") for one in own[what]):
             break
         place = {what: [layer[what].index(one) for one in own[what]] for what in ("parameters", "buffers")}
@@ -80,7 +97,7 @@ def fitted(layers: list[dict], traced: Traced) -> Traced:
         if before != now
         else ""
     )
-    raise CaptureError(f"the module has different layers then{which}. Capture this separately: make a new trainer")
+    raise OtherLayers(f"the module has different layers then{which}")
 
 
 def dtype_in(layer: dict, parameter: str | list[str]) -> str | None:

@@ -124,7 +124,7 @@ def trace(
         if one.source == "constant" and (name := own_name(one.name, own))
     }
     fold(forward)
-    factors = {} if many else matrices.describe(forward)  # those of the first shape count
+    factors = matrices.describe(forward)  # those of the first shape count
     targets = weigh_loss(forward, fields, loss_reduction)
     draws = draws_of(forward.graph, forward.read, forward.drops)
     layers = cut(forward, frozen)
@@ -198,11 +198,12 @@ def dtypes_of(packed: Layer, layer: Layer, forward: Forward) -> dict:
 
 @dataclasses.dataclass
 class Many:
-    """The shapes that programs are to serve: the sizes of the dimensions `which` differ. `fields` are those of a batch
-    of the user, for whose sizes layers are cut."""
+    """The shapes that programs are to serve: the sizes of the dimensions `which` differ. `batch` has the sizes of a
+    batch of the user, and `cut_for` those for which layers are cut."""
 
     which: Dimensions
-    fields: dict[str, torch.Tensor]
+    batch: dict[str, torch.Size]
+    cut_for: dict[str, torch.Size]
 
     def look_at(self, forward: Forward, symbolic: dict[str, torch.Tensor]) -> None:
         """Sets Forward.sizes and Forward.largest. Raises CaptureError if no size is a symbol."""
@@ -210,9 +211,9 @@ class Many:
         sizes = Sizes(symbolic, env) if env else None
         if env is None or sizes is None or not sizes.symbols:
             raise CaptureError("the module computes something else for each size of its fields")
-        forward.sizes = {symbol: self.fields[name].shape[dim] for symbol, (name, dim) in sizes.symbols.items()}
+        forward.sizes = {symbol: self.cut_for[name][dim] for symbol, (name, dim) in sizes.symbols.items()}
         guards = [env.simplify(guard.expr) for guard in env.guards]
-        longest = max(self.fields[name].shape[dim] for name, dim in sizes.symbols.values())
+        longest = max(self.batch[name][dim] for name, dim in sizes.symbols.values())
         most = max(LONG, min(2 * longest, LONGEST))
         bounds = {abs(int(one)) for guard in guards for one in guard.atoms(sympy.Integer)}  # such as of a buffer
         tried = {one - less for one in (most, *bounds) for less in (0, 1)} | {longest}

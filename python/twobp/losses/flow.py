@@ -18,11 +18,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from twobp import Error
 from twobp.capture import symbols
 from twobp.capture.errors import CaptureError, current_line
 
 from .course import ARITHMETIC, Mode, Outcome, Recorded, Symbolic, Take, line, name_of
-from .numbers import AS_BOOL, Number, as_python, digest, plain
+from .numbers import AS_BOOL, TOO_LARGE, Number, as_python, digest, is_too_large, plain
 from .ragged import Ragged
 
 T = torch.Tensor
@@ -91,7 +92,10 @@ class Real(Mode):
         self.values: dict[str, Any] = {}
 
     def take(self, function, tensor, arguments, made_by=None):
-        value = self.values[self.keys.next()] = tensor.tolist()
+        key = self.keys.next()
+        if not tensor.is_floating_point() and is_too_large(tensor):
+            raise Error(TOO_LARGE.format(key))
+        value = self.values[key] = tensor.tolist()
         return as_python(function, value, arguments)
 
 

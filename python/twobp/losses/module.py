@@ -7,6 +7,7 @@ import weakref
 import torch
 from torch import nn
 
+from .numbers import MOST_WHOLE
 from .script import COURSE, NUMBER, ROW, SCALE, Plan, Script, items_of
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
@@ -69,8 +70,11 @@ class LossModule(nn.Module):
         if not torch.compiler.is_exporting():
             return self._returned(loss * scale.to(loss.dtype), predictions)
         parts = [one.detach().reshape(-1).to(torch.float64) for one in (loss, *values, *holds)]
+        whole = [one.detach().reshape(-1).to(torch.float64) for one in values if not one.is_floating_point()]
+        if whole:
+            holds.append((torch.cat(whole).abs() < MOST_WHOLE).all())
         if holds:
-            loss = torch.where(torch.stack(holds).all(), loss, torch.nan)  # the step fails, and no weight changes
+            loss = loss * torch.where(torch.stack(holds).all(), 1.0, torch.nan)  # and so its gradients: no weight changes
         row = torch.cat(
             [*parts, torch.zeros(self.taken.shape[1] - sum(one.numel() for one in parts), dtype=torch.float64)]
         )

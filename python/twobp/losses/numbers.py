@@ -26,11 +26,17 @@ COMPARISONS = {
     torch.allclose: torch.isclose,
     T.allclose: torch.isclose,
 }
+MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
+TOO_LARGE = "a number of compute_loss is 2^53 or more ({}): divide it, such as by a million"
 MODES: list = []  # those that run; the last one decides comparisons
 
 
 def digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def is_too_large(numbers: torch.Tensor) -> bool:
+    return not bool((numbers.to(torch.float64).abs() < MOST_WHOLE).all())
 
 
 class Number:

@@ -22,7 +22,7 @@ from twobp.capture import symbols
 from .course import At, Outcome, Take, Template, is_traced
 from .flow import OtherCourse, Real, Tracing, Unseen, Walk, module_calls, packages_read_once, replaced
 from .heads import whole_heads
-from .numbers import digest, nested
+from .numbers import TOO_LARGE, digest, is_too_large, nested
 from .shadow import Kept, changed, shadow_of
 
 T = torch.Tensor
@@ -31,7 +31,6 @@ COURSE, SIZED = "_course", "_sized"  # the first has as many dimensions as the n
 SMALL = 1 << 20  # elements up to which modules return zeros: that takes less time than tensors without values
 MOST_COURSES = 8  # each is a number of dimensions, of which a bundle allows 8
 MOST_TEMPLATES = 3  # courses with programs for many shapes; further ones have programs for each shape
-MOST_WHOLE = 1 << 53  # a float64 has all whole numbers up to this
 ROW = 256  # numbers of a micro-batch, at least
 PLAIN = (int, float, bool, str, type(None))
 Returns = Callable[[Any], tuple[list[T], Any]]  # from what compute_loss returns beside the loss to its tensors and form
@@ -101,6 +100,14 @@ class Plan:
     @property
     def in_row(self) -> list[Take]:
         return [one for one in self.takes.values() if not one.known] + self.kept
+
+    def too_large(self, row: T) -> str | None:
+        """Returns the key of a whole number in a row that a float64 may not have."""
+        for key, take in [*self.takes.items(), *(("in an attribute", one) for one in self.kept)]:
+            numbers = row[take.begin : take.begin + take.size]
+            if not take.known and not take.dtype.is_floating_point and is_too_large(numbers):
+                return TOO_LARGE.format(key)
+        return None
 
     @property
     def guards_begin(self) -> int:
@@ -582,11 +589,10 @@ class Script:
             take = by_key.get(key)
             if take is None or take.known:
                 raise OtherCourse(f"{key} takes a number that the program does not return")
-            numbers = row[take.begin : take.begin + take.size]
-            if not take.dtype.is_floating_point and take.size and not numbers.abs().max() < MOST_WHOLE:
-                raise Error(f"a number of compute_loss is 2^53 or more ({key}): divide it, such as by a million")
-            return nested(numbers, take.shape, take.dtype)
+            return nested(row[take.begin : take.begin + take.size], take.shape, take.dtype)
 
+        if large := plan.too_large(row):
+            raise Error(large)
         fields = self._of_batch(plan.fields)
         mode, loss, _ = self._walk(self.trainer, plan.run.calls, fields, plan.others, plan.tree, plan.items, value)
         if loss != plan.loss:

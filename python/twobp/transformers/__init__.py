@@ -314,7 +314,7 @@ class Trainer(transformers.Trainer):
         if self.__counts_nothing():
             return self.__pass_over()
         if self.pipeline is None:
-            self.__make_pipeline(given[0])
+            self.__make_pipeline(given)
         self.__check_settings()
         self.__update_model(needed=False)
         done, captures = self.pipeline.steps_done, self.pipeline.captures
@@ -391,21 +391,27 @@ class Trainer(transformers.Trainer):
             state._set_sync_gradients(True)
 
     def __failed_guard(self) -> str | None:
-        """Says which comparison of compute_loss had another outcome in the step, if one had."""
-        if self.__script is None or not any(plan.guarded for plan in self.__step_plans):
+        """Says which comparison of compute_loss had another outcome in the step, or which number was too large, if one
+        was."""
+        if self.__script is None or not self.__script.own:
             return None
         try:
             rows = self.__rows()
         except Error:
             return None
+        not_made = f"step {self.state.global_step + 1} was not made, because"
         for number, plan in enumerate(self.__step_plans):
+            if not rows[number].any():
+                continue  # it did not run
+            if large := plan.too_large(rows[number]):
+                return f"{not_made} {large}"
             for key, holds in zip(plan.guarded, rows[number, plan.guards_begin :].tolist()):
                 if not holds:
                     was = plan.outcomes[key].value
                     return (
-                        f"step {self.state.global_step + 1} was not made, because a comparison of compute_loss ({key}) "
-                        f"is {not was} in micro-batch {number}, but was {was} when it was captured, and the loss "
-                        "depends on it. Compute both sides, and choose: torch.where(condition, a, b)"
+                        f"{not_made} a comparison of compute_loss ({key}) is {not was} in micro-batch {number}, but "
+                        f"was {was} when it was captured, and the loss depends on it. Compute both sides, and choose: "
+                        "torch.where(condition, a, b)"
                     )
         return None
 
@@ -502,7 +508,7 @@ class Trainer(transformers.Trainer):
         if self.args.should_save:  # all processes have the same state
             super()._save_rng_state(output_dir)
 
-    def __make_pipeline(self, example: dict) -> None:
+    def __make_pipeline(self, given: list[dict]) -> None:
         reduction = None
         self.__module = self.model
         if self.loss_reduction is None:
@@ -517,7 +523,7 @@ class Trainer(transformers.Trainer):
             self.__freeze()
         self.pipeline = twobp.Trainer(
             self.__module,
-            example,
+            given,
             optimizer=update_rule(self.optimizer, self.__module),
             loss_reduction=reduction,
             micro_batches=self.args.gradient_accumulation_steps,

@@ -256,6 +256,8 @@ class Evaluation:
 
     def _refuse(self, mode: str, error: Exception) -> None:
         self._refused.add(mode)
+        if isinstance(error.__cause__, twobp.Error):  # without what a step says of the mode that it finds changed
+            error = error.__cause__
         what = "predictions" if mode == PREDICT else "evaluations"
         warnings.warn(
             f"{what} run the model itself, and not the pipeline, because {error or type(error).__name__}", stacklevel=2

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import ops
+from .. import ops, symbols
 from ..export.forward import Forward
 from ..ops import aten
 
@@ -79,7 +79,7 @@ def uses_of(parameter: fx.Node, data: set[fx.Node]) -> tuple[list[tuple[fx.Node,
             if name in LOOKUPS:
                 table = table or user.args[0] is node
             elif is_product(user):
-                if node.meta["val"].shape[-2:].numel() > rows * columns:
+                if symbols.hint(node.meta["val"].shape)[-2:].numel() > rows * columns:
                     continue  # a gain that was multiplied with a matrix
                 products += [(user, i, places.get(node)) for i in positions(user, node)]
             elif node in places and (moved := [follow(user, node, one) for one in places[node]])[0] is not None:
@@ -121,18 +121,23 @@ def follow(user: fx.Node, node: fx.Node, places: torch.Tensor):
     """Returns the places of the numbers of `node` within the result of `user`, which only moves or changes them one by
     one. Returns None for others."""
     value: Any = user.meta.get("val")
+    shape = symbols.hint(value.shape) if isinstance(value, torch.Tensor) else torch.Size()
     first = user.args[0] if user.args else None
     if user.target in SAME and first is node:
         return places
     if user.target in RESHAPES and first is node:
         try:
-            return places.view(value.shape)
+            return places.view(shape)
         except RuntimeError:
             return None  # it mixes the places with other dimensions
     if user.target in ops.VIEWS and first is node:
-        return user.target(places, *user.args[1:], **user.kwargs)
+        return user.target(places, *symbols.hint(user.args[1:]), **symbols.hint(user.kwargs))
     pointwise = isinstance(user.target, torch._ops.OpOverload) and torch.Tag.pointwise in user.target.tags
-    return places if pointwise and isinstance(value, torch.Tensor) and value.shape == node.meta["val"].shape else None
+    return (
+        places
+        if pointwise and isinstance(value, torch.Tensor) and shape == symbols.hint(node.meta["val"].shape)
+        else None
+    )
 
 
 def projections(parameter: fx.Node, uses: list, forward: Forward) -> dict:
@@ -175,7 +180,7 @@ def division(product: fx.Node, argument: int, outputs: torch.Tensor, forward: Fo
     rotary embedding."""
     value = product.meta["val"]
     of_rows = ops.short_name(product) != "linear" and argument != WEIGHTS[ops.short_name(product)][-1]
-    places = (outputs[:, None] if of_rows else outputs).expand(value.shape)
+    places = (outputs[:, None] if of_rows else outputs).expand(symbols.hint(value.shape))
     whole = tuple(sorted(outputs.tolist()))
     parts: dict[tuple, list[fx.Node]] = {}
     for leaf, numbers in leaves(product, places, len(whole), forward):
