@@ -74,7 +74,8 @@ class LossModule(nn.Module):
         if whole:
             holds.append((torch.cat(whole).abs() < MOST_WHOLE).all())
         if holds:
-            loss = loss * torch.where(torch.stack(holds).all(), 1.0, torch.nan)  # and so its gradients: no weight changes
+            # With its gradients, too, the step fails before a weight changes.
+            loss = loss * torch.where(torch.stack(holds).all(), 1.0, torch.nan)
         row = torch.cat(
             [*parts, torch.zeros(self.taken.shape[1] - sum(one.numel() for one in parts), dtype=torch.float64)]
         )
