@@ -277,8 +277,7 @@ int bench(BenchOptions options) {
       for (BenchRow& row : make_rows(options, one, *trainers.back())) rows.push_back(std::move(row));
     }
   }
-  TWOBP_CHECK(!rows.empty() && options.repeat >= 1 && options.steps >= 1,
-              "nothing to measure: give at least one schedule, policy, repeat and step");
+  TWOBP_CHECK(!rows.empty(), "nothing to measure: with --p2 placed, give a schedule that places W, such as zb-v");
   // The rows are interleaved, and every other round runs in reverse order, so that a drift of the machine
   // affects all rows alike.
   for (int repeat = 0; repeat < options.repeat; ++repeat) {
@@ -312,11 +311,11 @@ void add_bench_command(CLI::App& app, int& exit_code) {
                        "naive, gpipe, 1f1b, ..., a .csv file, or auto (found by a search, with its own p2 policy); "
                        "NAME@POLICY runs only that p2 policy (default: as configured)")
           ->delimiter(',');
-  command
-      ->add_option("--ways", options->ways,
-                   "Instead of --schedules: rows with their own settings, separated by spaces: "
-                   "\"pipeline.schedule=zb-v pipeline.p2=fill\" \"pipeline.split=[3,5]\"")
-      ->excludes(schedules);
+  CLI::Option* ways = command
+                          ->add_option("--ways", options->ways,
+                                       "Instead of --schedules: rows with their own settings, separated by spaces: "
+                                       "\"pipeline.schedule=zb-v pipeline.p2=fill\" \"pipeline.split=[3,5]\"")
+                          ->excludes(schedules);
   command
       ->add_option("--p2", options->policies,
                    "off, end, cooldown, fill, placed (placed: only schedules that place W) (default: " +
@@ -327,12 +326,15 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->add_option("--memory-cap", options->caps,
                    "auto, a multiple of it such as 1.05x, 0 (no cap), or bytes (default: as configured)")
       ->delimiter(',');
-  command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")->delimiter(',');
+  command->add_option("--precision", options->precisions, "fp32, bf16, fp16 (default: as configured)")
+      ->delimiter(',')
+      ->excludes(ways);
   command
       ->add_option("--recompute", options->recomputes,
                    "none, activations, derivatives, both: what layers recompute instead of keeping it; each mode gets "
                    "its own rows (default: as configured)")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->excludes(ways);
   command->add_option("--micro-batches", options->micro_batches, "Numbers of micro-batches (default: as configured)")
       ->check(number_from(1, kMaxCount))
       ->delimiter(',');

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -271,21 +273,27 @@ void add_work(const PlanChoice& choice, const CostModel& model, const std::optio
   }
 }
 
+// The file with the choice's schedule, ranks, stages and micro-batches; empty if it has none. A found schedule with
+// slices has none, as the text form knows no slices.
+std::string file_of(const PlanChoice& choice, const PlanOptions& options) {
+  if (choice.found) return choice.slices == 1 ? options.csv : "";
+  return choice.schedule.written() != nullptr ? choice.schedule.name() : "";
+}
+
 // Returns the command that trains with the choice.
 std::string command_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request,
                        const PlanOptions& options, const std::optional<Config>& config) {
   TrainingSettings settings(options);
-  // A schedule that was found or read from a file is given by its file, which has the micro-batches, ranks
-  // and stages. Without the file, training searches again; so it does with slices, which the text form has not.
-  const bool again = choice.found && (choice.slices > 1 || options.csv.empty());
-  const bool file = (choice.found && !again) || choice.schedule.written() != nullptr;
-  settings.set("schedule", choice.found && !again ? options.csv : choice.schedule.name());
+  const std::string file = file_of(choice, options);
+  const bool named = file.empty();
+  const bool again = choice.found && named;  // training searches, and takes the p2 policy that it finds
+  settings.set("schedule", named ? choice.schedule.name() : file);
   if (!again) settings.set("p2", policy_name(choice.policy));
-  settings.set("ranks", file ? 0 : choice.ranks);
+  settings.set("ranks", named ? choice.ranks : 0);
   // Training makes stages of frozen layers, and their split, by itself.
   const bool frozen = choice.frozen_stages > 0;
-  settings.set("stages", file || frozen ? 0 : choice.stages);
-  settings.set("micro_batches", file ? 0 : choice.micro_batches);
+  settings.set("stages", named && !frozen ? choice.stages : 0);
+  settings.set("micro_batches", named ? choice.micro_batches : 0);
   add_work(choice, model, config, settings);
   settings.set("split", frozen ? "[]" : list_of(choice.split));
   if (choice.streams || (config && config->pipeline.gradients != "kept"))
@@ -293,7 +301,8 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   settings.set("memory_cap", cap_of(choice, model, request.memory));
   std::string command = concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
   for (const std::string& setting : settings.all()) command += " " + quoted(setting);
-  if (again && choice.slices == 1) command += "\nwhich searches again; with --csv FILE, plan writes the found schedule";
+  if (again) command += "\nwhich searches again";
+  if (again && choice.slices == 1) command += "; with --csv FILE, plan writes the found schedule";
   return command;
 }
 
@@ -431,86 +440,75 @@ void draw(const PlanOptions& options, const CostModel& model, const PlanChoice& 
   write_pictures({std::move(run.schedule), std::move(simulation)}, options);
 }
 
-// The settings of a plan with this number.
-std::vector<std::string> sharing(const PlanOptions& options, int experts) {
-  std::vector<std::string> settings = options.overrides;
-  settings.push_back(concat("pipeline.experts=", experts));
-  if (!options.data_parallel.empty() || options.devices > 0)  // which the plan chooses
-    settings.push_back(concat("pipeline.data_parallel=", experts));
-  return settings;
+std::unique_ptr<ModelPlan> plan_of(const PlanOptions& options, const std::optional<Config>& config) {
+  auto one = std::make_unique<ModelPlan>();
+  one->options = options;
+  one->config = config;
+  one->request = request_of(options, config);
+  one->model = costs_of(options, config, one->request);
+  one->request.interconnect = interconnect_of(options, one->model, config);
+  if (config) {
+    one->request.refusal = [refusals = std::make_shared<Refusals>(one->options, *config, one->model)](
+                               const PlanChoice& choice) { return refusals->of(choice); };
+  }
+  one->result = plan(one->model, one->request);
+  return one;
 }
 
-// Whether training takes the number, which some layer of the model then shares.
-bool may_share(const PlanOptions& options, int experts) {
-  try {
-    const ModelSpec model = build_model(load_config(options.config, sharing(options, experts)), {.of = experts});
-    return std::ranges::any_of(model.layers, [&](const LayerSpec& spec) {
-      const auto layer = spec.make();  // allocates nothing
-      return std::ranges::any_of(parameters_of(*layer),
-                                 [&](const Parameter* one) { return one->share().of == experts; });
-    });
-  } catch (const Error&) {
-    return false;
+// The plan of this many replicas that share experts. Throws Error if training takes no such number.
+std::unique_ptr<ModelPlan> plan_with(int experts, PlanOptions options, Config config) {
+  const std::vector<int> replicas = request_of(options, config).data_parallel;
+  TWOBP_CHECK(replicas.empty() || std::ranges::any_of(replicas, [&](int count) { return count % experts == 0; }),
+              "pipeline.experts is ", experts, ", but no number of replicas to be planned (", list_of(replicas),
+              ") is a multiple of it");
+  if (experts != config.pipeline.experts) {
+    options.overrides.push_back(concat("pipeline.experts=", experts));
+    if (!options.data_parallel.empty() || options.devices > 0)  // which the plan chooses
+      options.overrides.push_back(concat("pipeline.data_parallel=", experts));
+    config = load_config(options.config, options.overrides);
   }
+  if (experts > 1) check_experts_of_model(config, build_model(config, {.of = experts}));
+  return plan_of(options, config);
 }
 
 // The numbers of replicas that share experts to be tried.
 std::vector<int> experts_of(const PlanOptions& options, const Config& config) {
   if (!options.experts.empty()) return parse_counts("--experts", options.experts);
-  if (!options.search) return {config.pipeline.experts};
+  if (!options.search || !options.costs.empty()) return {config.pipeline.experts};
   const std::vector<int> replicas = request_of(options, config).data_parallel;
   const int most = replicas.empty() ? options.devices : *std::ranges::max_element(replicas);
-  std::vector<int> all = {1};
-  for (int experts = 2; experts <= most; ++experts) {
-    const bool divides =
-        replicas.empty() || std::ranges::any_of(replicas, [&](int count) { return count % experts == 0; });
-    if (divides && may_share(options, experts)) all.push_back(experts);
-  }
+  std::vector<int> all(static_cast<size_t>(most));
+  std::iota(all.begin(), all.end(), 1);
   return all;
 }
 
-// Fills in the rest of what has its options.
-void plan_one(ModelPlan& one) {
-  if (!one.options.config.empty()) one.config = load_config(one.options.config, one.options.overrides);
-  one.request = request_of(one.options, one.config);
-  one.model = costs_of(one.options, one.config, one.request);
-  one.request.interconnect = interconnect_of(one.options, one.model, one.config);
-  if (one.config) {
-    one.request.refusal = [refusals = std::make_shared<Refusals>(one.options, *one.config, one.model)](
-                              const PlanChoice& choice) { return refusals->of(choice); };
-  }
-  one.result = plan(one.model, one.request);
-}
-
-// A plan for each number of replicas that share experts.
+// A plan for each number of replicas that share experts and that training takes, with the fastest first row first.
 std::vector<std::unique_ptr<ModelPlan>> plans_of(const PlanOptions& options) {
   std::vector<std::unique_ptr<ModelPlan>> plans;
-  const auto add = [&](const PlanOptions& with) {
-    plans.push_back(std::make_unique<ModelPlan>());
-    plans.back()->options = with;
-    plan_one(*plans.back());
-  };
-  if (options.config.empty() || !options.costs.empty()) {
-    add(options);
+  if (options.config.empty()) {
+    plans.push_back(plan_of(options, std::nullopt));
     return plans;
   }
   const Config config = load_config(options.config, options.overrides);
+  std::vector<std::string> refusals;
   for (const int experts : experts_of(options, config)) {
-    PlanOptions with = options;
-    const bool configured = experts == config.pipeline.experts;
-    if (!configured) with.overrides = sharing(options, experts);
     try {
-      add(with);
-    } catch (const Error&) {  // data that its groups cannot share, for example
-      if (configured || !options.experts.empty()) throw;
-      plans.pop_back();
+      plans.push_back(plan_with(experts, options, config));
+    } catch (const Error& error) {  // data that its groups cannot share, for example
+      if (std::ranges::find(refusals, error.what()) == refusals.end()) refusals.emplace_back(error.what());
     }
   }
+  TWOBP_CHECK(!plans.empty(), join(refusals, "; "));
+  if (!options.experts.empty()) {
+    for (const std::string& why : refusals) std::cout << "left out: " << why << '\n';
+  }
+  std::ranges::stable_sort(plans, std::greater<>(), [](const auto& one) {
+    return one->result.best.empty() ? 0.0 : one->result.best.front().samples_per_second();
+  });
   return plans;
 }
 
-// The rows of all plans: those of the plan with the fastest first row in their order, among which the others come by
-// their speed.
+// The rows of all plans: the first one, then the others by their speed.
 std::vector<Row> rows_of(const std::vector<std::unique_ptr<ModelPlan>>& plans, int top) {
   std::vector<Row> rows;
   for (const auto& one : plans) {
@@ -519,20 +517,10 @@ std::vector<Row> rows_of(const std::vector<std::unique_ptr<ModelPlan>>& plans, i
       rows.push_back({one.get(), choice, bound_of(run.schedule, run.costs, run.options)});
     }
   }
-  if (plans.size() == 1 || rows.empty()) return rows;
-  const auto slower = [](const Row& a, const Row& b) {
+  if (rows.empty()) return rows;
+  std::stable_sort(rows.begin() + 1, rows.end(), [](const Row& a, const Row& b) {
     return a.choice.samples_per_second() > b.choice.samples_per_second();
-  };
-  const ModelPlan* best = nullptr;
-  for (const auto& one : plans) {
-    if (one->result.best.empty()) continue;
-    if (best == nullptr ||
-        one->result.best.front().samples_per_second() > best->result.best.front().samples_per_second())
-      best = one.get();
-  }
-  const auto first = std::ranges::find(rows, best, &Row::of);
-  std::rotate(rows.begin(), first, first + 1);
-  std::stable_sort(rows.begin() + 1, rows.end(), slower);
+  });
   if (top > 0) rows.resize(std::min(rows.size(), static_cast<size_t>(top)), rows.front());
   return rows;
 }

@@ -218,6 +218,10 @@ TEST(Bench, RefusesBadSettings) {
   test::expect_one_message({"bench", config, "--schedules", "auto,gpipe@end", "--p2", "off"},
                            {"--p2 has no effect", "its own p2 policy"});
   test::expect_one_message({"bench", config, "--ways", "pipeline.p2=off", "--p2", "fill"}, {"--p2", "--ways"});
+  for (const auto& [option, value] : {std::pair("--precision", "bf16"), std::pair("--recompute", "both")})
+    test::expect_one_message({"bench", config, "--ways", "pipeline.p2=off", option, value},
+                             {"--ways excludes", option});
+  test::expect_one_message({"bench", config, "--schedules", "1f1b", "--p2", "placed"}, {"--p2 placed", "places W"});
   test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
   test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "'all'"});
   test::expect_one_message({"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},

@@ -415,7 +415,7 @@ TEST_F(PlanModel, KnowsExperts) {
   std::vector<std::string> train = command_in(run.out, file);
   train.emplace_back("--print-config");
   expect_success(train);
-  expect_one_message(planned({"--data-parallel", "3"}), {"no combination", "pipeline.data_parallel is 3", "multiple"});
+  expect_one_message(planned({"--data-parallel", "3"}), {"pipeline.experts is 2", "(3)", "multiple"});
   expect_one_message(planned({"--recompute", "derivatives"}),
                      {"no combination", "pipeline.experts is 2", "derivatives"});
   expect_one_message(planned({"--micro-batches", "5"}), {"no combination", "last batch", "samples"});
@@ -432,6 +432,21 @@ TEST_F(PlanModel, KnowsExperts) {
   train.emplace_back("--print-config");
   EXPECT_EQ(json::parse(expect_success(train).out).at("pipeline").at("experts"), 1);
   expect_one_message({"plan", file, "--seconds", "0.01", "--experts", "3"}, {"pipeline.experts is 3", "multiple"});
+  // Of several numbers, those that do not divide are left out, and named.
+  const auto left_out = expect_success({"plan", file, "--seconds", "0.01", "--ranks", "1", "--experts", "1..4", "--p2",
+                                        "fill", "--recompute", "none", "--all", "--json", out});
+  test::expect_contains(left_out.out, {"left out: pipeline.experts is 3", "left out: pipeline.experts is 4"});
+  experts.clear();
+  const json with_two = json::parse(read_file(out)).at("choices");
+  for (const json& choice : with_two) experts.insert(choice.at("experts").get<int>());
+  EXPECT_EQ(experts, (std::set<int>{1, 2}));
+  expect_one_message({"plan", file, "--ranks", "1", "--data-parallel", "2", "--experts", "3,4"},
+                     {"pipeline.experts is 3", "pipeline.experts is 4", "multiple"});
+  expect_one_message({"plan", file, "--ranks", "1", "--data-parallel", "8", "--experts", "8"},
+                     {"pipeline.experts is 8", "does not divide the 4 experts"});
+  // A model without experts.
+  expect_one_message({"plan", config_, "--data-parallel", "2", "--experts", "2"},
+                     {"pipeline.experts is 2", "no layer of the model has experts"});
 }
 
 TEST_F(PlanModel, ReadsCostsWithoutAConfiguration) {

@@ -202,6 +202,18 @@ void check_whole_batches(const Config& config, int micro_batches, const DataSpli
   check(data.held_out.get(), "held-out data");
 }
 
+void check_experts_of_model(const Config& config, const ModelSpec& model) {
+  const int experts = config.pipeline.experts;
+  if (experts == 1) return;
+  const bool any = std::ranges::any_of(model.layers, [&](const LayerSpec& spec) {
+    const auto layer = spec.make();  // allocates nothing
+    return std::ranges::any_of(parameters_of(*layer), [&](const Parameter* one) { return one->share().of == experts; });
+  });
+  TWOBP_CHECK(any, "pipeline.experts is ", experts,
+              ", but no layer of the model has experts that replicas can share (those of a captured module cannot): "
+              "set it to 1");
+}
+
 void check_contradictions_without_data(const Config& config) {
   check_model(config.model);
   check_pipeline(config.pipeline);

@@ -27,6 +27,9 @@ void check_slices(const Config& config, int slices);
 // have different numbers of micro-batches.
 void check_whole_batches(const Config& config, int micro_batches, const DataSplit& data);
 
+// Throws Error if replicas share experts, but no layer of the replica's model has such.
+void check_experts_of_model(const Config& config, const ModelSpec& model);
+
 // Compares, before training starts, the facts that all processes of a run must share. A process with another
 // configuration, program or data would train another model without any error.
 

@@ -31,20 +31,6 @@ ExpertShare share_of(const Config& config, const World& world) {
   return {config.pipeline.experts, world.replica % config.pipeline.experts};
 }
 
-// Of the replica's model.
-void check_model_has_experts(const Config& config, const ModelSpec& model) {
-  if (config.pipeline.experts == 1) return;
-  bool any = false;
-  for (const LayerSpec& spec : model.layers) {
-    const auto layer = spec.make();  // allocates nothing
-    for (const Parameter* parameter : parameters_of(*layer)) any |= parameter->share().of == config.pipeline.experts;
-  }
-  TWOBP_CHECK(
-      any, "pipeline.experts is ", config.pipeline.experts,
-      ", but no layer of the model has experts that replicas can share (those of a captured module cannot): set it to "
-      "1");
-}
-
 ModelSpec model_of(const Config& config) {
   ModelSpec model = build_model(config);
   // Checked before anything is allocated, and before minutes are spent on the data.
@@ -176,7 +162,7 @@ Trainer::Trainer(const Config& config, Parts parts)
     : config_(config), micro_batches_(parts.shape.micro_batches), data_(std::move(parts.data)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   TWOBP_CHECK(data_.train, "a trainer needs data to train on");
-  check_model_has_experts(config, parts.model);
+  check_experts_of_model(config, parts.model);
   check_whole_batches(config, micro_batches_, data_);
   faults_ = FaultInjection::from_environment();
   if (faults_) {

@@ -25,6 +25,8 @@ int64_t experts_here(const ExpertsShape& shape) {
 std::vector<ParameterPart> parts(const ExpertsNames& names, const ExpertsShape& shape,
                                  const std::vector<std::string>& projections, int64_t rows,
                                  const char* kind = ".weight") {
+  TWOBP_CHECK(shape.experts % shape.share.of == 0, "pipeline.experts is ", shape.share.of,
+              ", which does not divide the ", shape.experts, " experts of ", names.router);
   const int64_t count = experts_here(shape);
   std::vector<ParameterPart> parts;
   for (int64_t expert = shape.share.index * count; expert < (shape.share.index + 1) * count; ++expert) {
@@ -331,8 +333,6 @@ Experts::Experts(const ExpertsNames& names, const ExpertsShape& shape, double in
       shared_(std::move(shared)) {
   TWOBP_CHECK(shape.chosen >= 1 && shape.chosen <= shape.experts, names.router, " chooses ", shape.chosen, " of ",
               shape.experts, " experts");
-  TWOBP_CHECK(shape.experts % shape.share.of == 0, "pipeline.experts is ", shape.share.of,
-              ", which does not divide the ", shape.experts, " experts of ", names.router);
   if (LoraLinear::adapts({{names.input_module}}, lora)) input_.adapt(names.input_module, lora, dtype);
   if (LoraLinear::adapts({{names.output_module}}, lora)) output_.adapt(names.output_module, lora, dtype);
   TWOBP_CHECK(shape.groups >= 1 && shape.experts % shape.groups == 0 && shape.chosen_groups >= 1 &&
