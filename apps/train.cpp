@@ -175,6 +175,19 @@ int64_t next_look(const Config& config, int64_t done) {
   return next;
 }
 
+// Writes the weights as they are now: the model, or its adapters.
+void save(Trainer& trainer, Output& output, const Processes& processes) {
+  const Config& config = trainer.config();
+  if (config.save.lora == "adapter") {
+    save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
+    return;
+  }
+  const SaveModelOptions how = save_options(config, config.save.dtype);
+  save_model(config.save.model, config.model, config.data.sequence, trainer.weights(), how, processes);
+  const std::string warning = missing_tokenizer(how, config.save.model);
+  if (!warning.empty()) output.warn(warning);
+}
+
 // Runs the trainer to its last step. Returns the exit code.
 int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointer>& checkpointer, Output& output,
         const Processes& processes) {
@@ -236,17 +249,7 @@ int run(const TrainOptions& options, Trainer& trainer, std::optional<Checkpointe
   }
   if (shows && result.step > 0) print_memory(result.report);
   if (!config.save.model.empty()) {
-    const auto save = [&] {
-      if (config.save.lora == "adapter") {
-        save_adapter(config.save.model, config.model, trainer.weights(), config.save.dtype, processes);
-        return;
-      }
-      const SaveModelOptions how = save_options(config, config.save.dtype);
-      save_model(config.save.model, config.model, config.data.sequence, trainer.weights(), how, processes);
-      const std::string warning = missing_tokenizer(how, config.save.model);
-      if (!warning.empty()) output.warn(warning);
-    };
-    trainer.with_averages([&] { trainer.update().with_masters(save); });
+    trainer.with_averages([&] { trainer.update().with_masters([&] { save(trainer, output, processes); }); });
     output.say(concat("saved ", config.save.model));
   }
   return exit_code_of_signal(signal);

@@ -122,43 +122,48 @@ at::Tensor Convolution::forward(const at::Tensor& x) const {
 }
 
 at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const {
-  const at::Tensor& weight = weight_.value;
   TWOBP_CHECK(dy.sizes() == at::IntArrayRef(output_sizes(x_sizes)), "the gradient ", dy.sizes(),
               " does not fit the output of convolution ", weight_.name(), ", ", at::IntArrayRef(output_sizes(x_sizes)));
+  if (is_product()) return gradient_of_product(dy, x_sizes, std::move(add_to));
   const int64_t pixels = dy.size(0) * dy.size(1) * dy.size(2);
-  const at::Tensor matrix = as_matrix_of_rows(weight);
+  if (!by_library(dy, x_sizes, pixels)) return gradient_of_windows(dy, x_sizes, std::move(add_to));
+  const at::Tensor& weight = weight_.value;
   const int64_t s = options_.stride;
   const int64_t p = options_.padding;
-  if (is_product()) {
-    if (s == 1) {
-      at::Tensor dx = add_to.defined() ? add_to : at::empty(x_sizes, dy.options());
-      at::Tensor dx_pixels = as_pixels(dx);
-      if (add_to.defined()) {
-        multiply_add(dx_pixels, as_pixels(dy), matrix);
-      } else {
-        multiply_into(dx_pixels, as_pixels(dy), matrix);
-      }
-      return dx;
+  // Only the sizes of x are used.
+  const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
+  const auto gradients = [&] {
+    const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
+    return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p}, {1, 1}, false,
+                                    {0, 0}, 1, {true, false, false});
+  }();
+  at::Tensor dx = channels_last(std::get<0>(gradients));
+  return add_to.defined() ? add_to.add_(dx) : dx;
+}
+
+at::Tensor Convolution::gradient_of_product(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const {
+  const at::Tensor matrix = as_matrix_of_rows(weight_.value);
+  const int64_t s = options_.stride;
+  if (s == 1) {
+    at::Tensor dx = add_to.defined() ? add_to : at::empty(x_sizes, dy.options());
+    at::Tensor dx_pixels = as_pixels(dx);
+    if (add_to.defined()) {
+      multiply_add(dx_pixels, as_pixels(dy), matrix);
+    } else {
+      multiply_into(dx_pixels, as_pixels(dy), matrix);
     }
-    at::Tensor read = at::empty({dy.size(0), dy.size(1), dy.size(2), options_.in}, dy.options());
-    at::Tensor read_pixels = as_pixels(read);
-    multiply_into(read_pixels, as_pixels(dy), matrix);
-    at::Tensor dx = add_to.defined() ? add_to : at::zeros(x_sizes, dy.options());
-    dx.slice(1, 0, x_sizes[1], s).slice(2, 0, x_sizes[2], s).add_(read);
     return dx;
   }
-  if (by_library(dy, x_sizes, pixels)) {
-    // Only the sizes of x are used.
-    const at::Tensor x = at::empty({1}, dy.options()).expand(x_sizes);
-    const auto gradients = [&] {
-      const ProductTimer timer(pixels, options_.out, weight.numel() / options_.out);
-      return at::convolution_backward(channels_second(dy), channels_second(x), weight, {}, {s, s}, {p, p}, {1, 1},
-                                      false, {0, 0}, 1, {true, false, false});
-    }();
-    at::Tensor dx = channels_last(std::get<0>(gradients));
-    return add_to.defined() ? add_to.add_(dx) : dx;
-  }
-  // Overlapping windows are added, in the dtype of sums.
+  at::Tensor read = at::empty({dy.size(0), dy.size(1), dy.size(2), options_.in}, dy.options());
+  at::Tensor read_pixels = as_pixels(read);
+  multiply_into(read_pixels, as_pixels(dy), matrix);
+  at::Tensor dx = add_to.defined() ? add_to : at::zeros(x_sizes, dy.options());
+  dx.slice(1, 0, x_sizes[1], s).slice(2, 0, x_sizes[2], s).add_(read);
+  return dx;
+}
+
+// Overlapping windows are added, in the dtype of sums.
+at::Tensor Convolution::gradient_of_windows(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const {
   const at::ScalarType type = compute_type(dy.scalar_type());
   const bool in_place = add_to.defined() && add_to.scalar_type() == type;
   at::Tensor dx = in_place ? add_to : at::zeros(x_sizes, dy.options().dtype(type));
@@ -167,7 +172,7 @@ at::Tensor Convolution::input_gradient(const at::Tensor& dy, at::IntArrayRef x_s
   const int64_t window_pixels = shape.out_height() * shape.out_width();
   const int64_t cols = shape.kernel * shape.kernel * shape.channels;
   const int64_t image = shape.height * shape.width * shape.channels;
-  const at::Tensor widened = matrix.to(type);
+  const at::Tensor widened = as_matrix_of_rows(weight_.value).to(type);
   for (int64_t first = 0; first < dy.size(0); first += at_once) {
     const int64_t samples = std::min(at_once, dy.size(0) - first);
     const at::Tensor gradient = as_pixels(dy.narrow(0, first, samples)).to(type);

@@ -36,6 +36,9 @@ class Convolution {
   // Whether LibTorch's convolution is used: oneDNN's on a CPU, for an output of `pixels` pixels from an x of these
   // sizes. Never on a CPU where a tap meets only zeros (every_tap_meets).
   bool by_library(const at::Tensor& image, at::IntArrayRef x_sizes, int64_t pixels) const;
+  // The ways of input_gradient where the convolution is a product, and without LibTorch.
+  at::Tensor gradient_of_product(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const;
+  at::Tensor gradient_of_windows(const at::Tensor& dy, at::IntArrayRef x_sizes, at::Tensor add_to) const;
   WindowShape window(at::IntArrayRef x_sizes) const;
   // The pixels of x that a 1 x 1 convolution reads, (rows, in).
   at::Tensor read_pixels(const at::Tensor& x) const;

@@ -62,6 +62,33 @@ StageModel plain_model(const StageCost& cost, double input, double output_gradie
   return model;
 }
 
+// Puts the pieces in the order in which they run, and makes each one's numbers those before it. Returns the bytes
+// that all free.
+double order_pieces(std::vector<P2Piece>& pieces, const std::vector<LayerCost>& layers, bool smallest_first) {
+  const auto all_of_layer = [&](const P2Piece& piece) {  // if its gradients are applied together
+    const LayerCost& layer = layers[piece.layer];
+    return layer.applies_together() ? layer.streamed_in_w() : piece.gradient;
+  };
+  if (smallest_first) std::ranges::stable_sort(pieces, {}, all_of_layer);
+  std::vector<int> left;  // pieces of each layer
+  double applied = 0;     // of the gradients of I, which wait for the layer's last piece
+  for (const LayerCost& layer : layers) {
+    left.push_back(layer.p2_units);
+    if (layer.p2_units == 0) applied += layer.p1_gradient;
+  }
+  for (P2Piece& piece : pieces) {
+    piece.gradient -= applied;
+    if (--left[piece.layer] == 0) applied += layers[piece.layer].p1_gradient;
+  }
+  double seconds = 0;
+  double freed = 0;
+  for (P2Piece& piece : pieces) {  // whose own seconds and bytes become those before it
+    seconds += std::exchange(piece.begin, seconds);
+    freed += std::exchange(piece.freed, freed);
+  }
+  return freed;
+}
+
 StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) {
   StageModel model;
   const auto& layers = cost.layers;
@@ -111,27 +138,7 @@ StageModel layered_model(const StageCost& cost, bool last, bool smallest_first) 
       model.backward.steps.push_back({p1[i], layer.p1_peak, layer.p1_held});
     }
   }
-  const auto all_of_layer = [&](const P2Piece& piece) {  // if its gradients are applied together
-    const LayerCost& layer = layers[piece.layer];
-    return layer.applies_together() ? layer.streamed_in_w() : piece.gradient;
-  };
-  if (smallest_first) std::ranges::stable_sort(model.pieces, {}, all_of_layer);
-  std::vector<int> left;  // pieces of each layer
-  double applied = 0;     // of the gradients of I, which wait for the layer's last piece
-  for (const LayerCost& layer : layers) {
-    left.push_back(layer.p2_units);
-    if (layer.p2_units == 0) applied += layer.p1_gradient;
-  }
-  for (P2Piece& piece : model.pieces) {
-    piece.gradient -= applied;
-    if (--left[piece.layer] == 0) applied += layers[piece.layer].p1_gradient;
-  }
-  double seconds = 0;
-  double freed = 0;
-  for (P2Piece& piece : model.pieces) {  // whose own seconds and bytes become those before it
-    seconds += std::exchange(piece.begin, seconds);
-    freed += std::exchange(piece.freed, freed);
-  }
+  const double freed = order_pieces(model.pieces, layers, smallest_first);
   close_pieces(model, units > 0 ? cost.backward_p2 : 0, freed);
   return model;
 }
