@@ -33,16 +33,25 @@ TEST(AutoSchedule, EqualsTheProvenOptimum) {
   EXPECT_GE(equal, 0.95 * cases);
 }
 
-TEST(AutoSchedule, IsNeverWorseThanTheBestNamedSchedule) {
+// Of whole sequences, and of slices.
+class AutoScheduleOf : public testing::TestWithParam<bool> {
+ protected:
+  static int random_slices(Random& random, int most) { return GetParam() ? random_int(random, 2, most) : 1; }
+};
+INSTANTIATE_TEST_SUITE_P(Sliced, AutoScheduleOf, testing::Bool());
+
+TEST_P(AutoScheduleOf, IsNeverWorseThanTheBestNamedSchedule) {
   Random random(21);
   const std::vector<Placement> placements = {Placement::kLinear, Placement::kV, Placement::kLooped};
   int beaten = 0;
   int compared = 0;
   double gain = 0;
-  const int rounds = test::rounds(600);
+  const int rounds = test::rounds(GetParam() ? 240 : 600);
   for (int round = 0; round < rounds; ++round) {
-    Pipeline pipeline = random_pipeline(random, placements.at(round % 3), random_int(random, 2, 6),
-                                        random_int(random, 1, 14), /*layered=*/round % 4 == 3);
+    const int ranks = random_int(random, GetParam() ? 1 : 2, 6);
+    const int micro_batches = random_int(random, 1, GetParam() ? 4 : 14);
+    Pipeline pipeline = random_pipeline(random, placements.at(round % 3), ranks, micro_batches,
+                                        /*layered=*/round % 4 == 3, random_slices(random, 6));
     if (round % 5 == 4) make_unequal(random, pipeline);
     SCOPED_TRACE(testing::Message() << "round " << round);
     const AutoSchedule found = schedule_for(pipeline);
@@ -55,21 +64,23 @@ TEST(AutoSchedule, IsNeverWorseThanTheBestNamedSchedule) {
   }
   std::printf("faster than the best named schedule in %d of %d, %.2f%% in the mean\n", beaten, compared,
               100 * (gain / compared - 1));
-  EXPECT_GE(compared, rounds * 5 / 6);
+  EXPECT_GE(compared, GetParam() ? rounds * 5 / 8 : rounds * 5 / 6);
   EXPECT_GT(beaten, compared / 4);
 }
 
 // Any number of stages may lie on any rank, and the caps are the smallest possible. An order that hangs is
 // easy to begin there.
-TEST(AutoSchedule, FitsTheSmallestCapOnAnyPlacement) {
+TEST_P(AutoScheduleOf, FitsTheSmallestCapOnAnyPlacement) {
   Random random(22);
   for (int round = 0; round < test::rounds(200); ++round) {
     SCOPED_TRACE(testing::Message() << "round " << round);
     Pipeline pipeline;
     const int ranks = random_int(random, 1, 4);
-    const int stages = random_int(random, ranks, 9);
-    for (int stage = 0; stage < stages; ++stage) {
+    const int stages = random_int(random, ranks, GetParam() ? 6 : 9);
+    pipeline.slices = random_slices(random, 4);
+    for (int stage = 0; stage < stages; ++stage)
       pipeline.rank_of_stage.push_back(stage < ranks ? stage : random_int(random, 0, ranks - 1));
+    for (int i = 0; i < stages * pipeline.slices; ++i) {
       StageCost& cost = pipeline.costs.emplace_back();
       cost.forward = random_int(random, 0, 5);
       cost.backward_p1 = random_int(random, 0, 5);
@@ -78,8 +89,8 @@ TEST(AutoSchedule, FitsTheSmallestCapOnAnyPlacement) {
       cost.stash_bytes = random_int(random, 0, 8);
     }
     std::shuffle(pipeline.rank_of_stage.begin(), pipeline.rank_of_stage.end(), random);
-    pipeline.micro_batches = random_int(random, 1, 7);
-    pipeline.options.cap_per_rank = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs);
+    pipeline.micro_batches = random_int(random, 1, GetParam() ? 4 : 7);
+    pipeline.options.cap_per_rank = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, pipeline.slices);
     for (double& cap : pipeline.options.cap_per_rank) cap += random_int(random, 0, 1) * random_int(random, 0, 20);
     check_promises(pipeline, schedule_for(pipeline));
   }
@@ -159,12 +170,6 @@ TEST(AutoSchedule, RefusesBadCosts) {
     Pipeline broken = pipeline;
     broken.costs[1].backward_p2 = bad;
     expect_contains(error_of([&] { schedule_for(broken); }), {"stage 1", "backward_p2"});
-    broken = pipeline;
-    broken.options.cap_per_rank = {10, bad};
-    expect_contains(error_of([&] { schedule_for(broken); }), {"cap_per_rank"});
-    broken = pipeline;
-    broken.options.message_seconds = bad;
-    expect_contains(error_of([&] { schedule_for(broken); }), {"message_seconds"});
   }
   for (const auto& spoil : std::vector<std::function<void(StageCost&)>>{
            [](StageCost& cost) { cost.layers = {LayerCost{.p1_peak = std::nan("")}}; },
@@ -303,18 +308,6 @@ TEST(LocalSearch, FindsNineOfTenOptimaFromAPoorStart) {
   ASSERT_GE(cases, 50);
   EXPECT_GE(optimal, 0.9 * cases);
   EXPECT_LE(gaps / cases, 0.01);
-}
-
-// Named schedules are starting points of the search, if they keep the order of micro-batches.
-TEST(PipelineProblem, TakesTheOrderOfASimulation) {
-  const PipelineProblem problem({0, 1}, 3, std::vector<StageCost>(2), {});
-  Simulation simulation = simulate(make_schedule("1f1b", 2, 3, P2Policy::kFill), std::vector<StageCost>(2), {});
-  const TaskOrder order = problem.from_simulation(simulation);
-  ASSERT_EQ(order.ranks.size(), 2U);
-  EXPECT_EQ(order.ranks[0].size(), 9U);
-  EXPECT_EQ(order.ranks[0][0], problem.task(Op::kForward, 0, 0));
-  std::swap(simulation.ranks[0].timeline[0].micro_batch, simulation.ranks[0].timeline[1].micro_batch);
-  EXPECT_TRUE(problem.from_simulation(simulation).ranks.empty());
 }
 
 TEST(AutoPlacement, ListsThePossiblePlacements) {

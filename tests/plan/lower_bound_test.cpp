@@ -99,18 +99,6 @@ TEST(StageBytes, CountMessagesOnTheRankThatHoldsThem) {
   EXPECT_EQ(least_activation_bytes({0, 1}, costs), (std::vector<double>{12, 10}));
 }
 
-// Either the last rank starts after N - 1 F and never waits again, or the last micro-batch goes through all
-// stages and back.
-// Rank 0 has work for 5 x 5. Rank 1 has work for 5 x 4, and begins after 1 s of rank 0. Then rank 0 has 4 s
-// left.
-// With room for one micro-batch, the micro-batches go through one after the other.
-// If W makes room between the layers of the next F, it counts as W before that F.
-// A W that frees nothing need not run before the next F.
-// A value that a schedule reaches is the optimum. In these cases it takes all of the bound to get there: caps
-// that make F wait for I and W, seen from both ends of the step.
-// The test takes any order on any placement. The cap is the memory that the order held.
-// A stage does not hold a message after it sent it. It does hold a message that it received.
-// There is room for two micro-batches only because each frees four bytes more than it took.
 // On a rank with two stages, a micro-batch in the later stage also holds its share of the earlier stage.
 TEST(LeastActivationBytes, CountOneMicroBatchInAllStages) {
   std::vector<StageCost> costs(4);

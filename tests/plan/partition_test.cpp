@@ -65,15 +65,6 @@ TEST(BalancedSplit, IsOptimal) {
   }
 }
 
-TEST(BalancedSplit, LosesNoLayerWithUnevenCounts) {
-  const std::vector<double> equal(7, 1.0);
-  for (int stages = 1; stages <= 7; ++stages) {
-    const Split split = balanced_split(equal, stages);
-    EXPECT_EQ(std::accumulate(split.begin(), split.end(), 0), 7);
-    EXPECT_EQ(slowest(equal, split), (7 + stages - 1) / stages);
-  }
-}
-
 // If several splits are equally good, the later stages are the lighter ones.
 TEST(BalancedSplit, PutsTheRemainderInTheFirstStages) {
   EXPECT_EQ(balanced_split({1, 1, 1, 1, 1}, 2), (Split{3, 2}));
@@ -355,14 +346,6 @@ TEST(BalancedSplit, RejectsBadInput) {
   expect_contains(error_of([&] { balanced_split({1, NAN, 3}, 2); }), {"layer 1", "finite"});
   const PartitionBytes light{.fixed = {1, 1}, .held = {1, 1}, .in_flight = {}, .caps = {}};
   expect_contains(error_of([&] { lightest_split(light, {}); }), {"2 layers", "at least one stage"});
-  const std::vector<int> placement = {0, 1};
-  PartitionBytes bytes{.fixed = {1, 1, 1}, .held = {1, 1, 1, 1}, .in_flight = {}, .caps = {9, 9}};
-  expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"3 fixed bytes"});
-  bytes.fixed.push_back(1);
-  bytes.caps = {9};
-  expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"1 caps"});
-  bytes.caps = {9, 0};
-  expect_contains(error_of([&] { balanced_split(seconds, placement, bytes); }), {"cap is 0"});
 }
 
 // For a cap, the search for a loop gives up balance. The first layer is as heavy as ten others.

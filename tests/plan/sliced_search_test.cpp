@@ -1,36 +1,10 @@
-// The auto-scheduler over slices of sequences: what it promises, the lower bound, and that it is worth it.
-#include <cstdio>
-
-#include "tests/every_way.h"
+// The auto-scheduler over slices of sequences, beyond auto_schedule_test, which also has slices: bytes, and known
+// values.
 #include "tests/plan/pipelines.h"
 #include "twobp/plan/auto_schedule/problem.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
-
-TEST(SearchOfSlices, KeepsItsPromises) {
-  Random random(41);
-  const std::vector<Placement> placements = {Placement::kLinear, Placement::kV, Placement::kLooped};
-  int beaten = 0;
-  int compared = 0;
-  const int rounds = test::rounds(240);
-  for (int round = 0; round < rounds; ++round) {
-    Pipeline pipeline =
-        random_pipeline(random, placements.at(round % 3), random_int(random, 1, 5), random_int(random, 1, 4),
-                        /*layered=*/round % 4 == 3, random_int(random, 2, 6));
-    if (round % 5 == 4) make_unequal(random, pipeline);
-    SCOPED_TRACE(testing::Message() << "round " << round);
-    const AutoSchedule found = schedule_for(pipeline);
-    check_promises(pipeline, found);
-    const std::optional<double> named = check_against_named(pipeline, found);
-    if (!named) continue;
-    ++compared;
-    beaten += found.seconds < *named * (1 - 1e-9) ? 1 : 0;
-  }
-  std::printf("faster than the best named schedule in %d of %d\n", beaten, compared);
-  EXPECT_GE(compared, rounds * 5 / 8);
-  EXPECT_GT(beaten, compared / 4);
-}
 
 // One slice is the search of whole sequences, to the last op.
 TEST(SearchOfSlices, OneCostForAllSlicesIsTheSameForEach) {
@@ -46,33 +20,6 @@ TEST(SearchOfSlices, OneCostForAllSlicesIsTheSameForEach) {
     EXPECT_EQ(one.schedule.ranks, each.schedule.ranks);
     EXPECT_EQ(one.seconds, each.seconds);
     EXPECT_EQ(one.bound, each.bound);
-  }
-}
-
-// With room for just one micro-batch, its slices still go through, whatever order hangs there.
-TEST(SearchOfSlices, FitsTheSmallestCap) {
-  Random random(43);
-  for (int round = 0; round < test::rounds(150); ++round) {
-    SCOPED_TRACE(testing::Message() << "round " << round);
-    Pipeline pipeline;
-    const int ranks = random_int(random, 1, 3);
-    const int stages = random_int(random, ranks, 6);
-    pipeline.slices = random_int(random, 2, 4);
-    pipeline.micro_batches = random_int(random, 1, 4);
-    for (int stage = 0; stage < stages; ++stage)
-      pipeline.rank_of_stage.push_back(stage < ranks ? stage : random_int(random, 0, ranks - 1));
-    std::shuffle(pipeline.rank_of_stage.begin(), pipeline.rank_of_stage.end(), random);
-    for (int i = 0; i < stages * pipeline.slices; ++i) {
-      StageCost& cost = pipeline.costs.emplace_back();
-      cost.forward = random_int(random, 0, 5);
-      cost.backward_p1 = random_int(random, 0, 5);
-      cost.backward_p2 = random_int(random, 0, 5);
-      cost.activation_bytes = random_int(random, 0, 5);
-      cost.stash_bytes = random_int(random, 0, 8);
-    }
-    pipeline.options.cap_per_rank = least_activation_bytes(pipeline.rank_of_stage, pipeline.costs, pipeline.slices);
-    for (double& cap : pipeline.options.cap_per_rank) cap += random_int(random, 0, 1) * random_int(random, 0, 20);
-    check_promises(pipeline, schedule_for(pipeline));
   }
 }
 
@@ -131,24 +78,6 @@ TEST(SearchOfSlices, NamesTheLeastBytes) {
   expect_contains(error, {"rank 1", "5 bytes", "frugal one needs 10"});
   pipeline.options.cap_per_rank = {10, 10};
   check_promises(pipeline, schedule_for(pipeline));
-}
-
-// The bound holds for every named schedule under every policy.
-TEST(BoundOfSlices, NeverAboveASchedule) {
-  Random random(44);
-  for (int round = 0; round < test::rounds(150); ++round) {
-    SCOPED_TRACE(testing::Message() << "round " << round);
-    Pipeline pipeline = random_pipeline(random, round % 2 == 0 ? Placement::kLinear : Placement::kV,
-                                        random_int(random, 1, 5), random_int(random, 1, 4),
-                                        /*layered=*/round % 3 == 0, random_int(random, 2, 6));
-    pipeline.options.cap_per_rank.clear();
-    const double bound =
-        lower_bound(pipeline.rank_of_stage, pipeline.micro_batches, pipeline.costs, pipeline.options, pipeline.slices);
-    const std::optional<double> named = best_named(pipeline);
-    if (named) {
-      EXPECT_LE(bound, *named * (1 + 1e-9));
-    }
-  }
 }
 
 // One micro-batch of equal slices: the last I of rank 0 comes N - 1 after the last F, then its k I and k W.

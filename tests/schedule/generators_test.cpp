@@ -41,6 +41,55 @@ TEST(Generators, OneForwardOneBackwardWithFewerMicroBatchesThanStages) {
   EXPECT_EQ(text_of(schedule.ranks[3]), "3F0 3B0 3F1 3B1");
 }
 
+TEST(Interleaved, MatchesCellByCell) {
+  const Schedule schedule = interleaved_one_forward_one_backward(4, 2, 4);
+  EXPECT_EQ(schedule.rank_of_stage, (std::vector<int>{0, 1, 0, 1}));
+  EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0F1 2F0 2F1 0F2 2B0 0F3 2B1 2F2 0B0 2F3 0B1 2B2 2B3 0B2 0B3");
+  EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3");
+}
+
+TEST(Interleaved, WithOneStageARankItIsZbH1) {
+  for (int n = 1; n <= 6; ++n) {
+    for (int m = 1; m <= 2 * n; ++m) {
+      const Schedule one = interleaved_zero_bubble(n, n, m);
+      EXPECT_EQ(one.ranks, zb_h1(n, m).ranks) << n << ' ' << m;
+    }
+  }
+}
+
+TEST(LoopedBfs, MatchesCellByCell) {
+  const Schedule schedule = looped_bfs(4, 2, 2);
+  EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1");
+  EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1");
+}
+
+TEST(Eager, RunsAheadTwiceAsFar) {
+  const Schedule schedule = eager_one_forward_one_backward(3, 6);
+  EXPECT_EQ(text_of(schedule.ranks[0]), "0F0 0F1 0F2 0F3 0F4 0B0 0F5 0B1 0B2 0B3 0B4 0B5");
+  EXPECT_EQ(text_of(schedule.ranks[1]), "1F0 1F1 1F2 1B0 1F3 1B1 1F4 1B2 1F5 1B3 1B4 1B5");
+  EXPECT_EQ(text_of(schedule.ranks[2]), "2F0 2B0 2F1 2B1 2F2 2B2 2F3 2B3 2F4 2B4 2F5 2B5");
+}
+
+TEST(ZeroBubble, SmallOnesMatchCellByCell) {
+  const Schedule h1 = zb_h1(2, 3);
+  EXPECT_EQ(text_of(h1.ranks[0]), "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2");
+  EXPECT_EQ(text_of(h1.ranks[1]), "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2");
+  const Schedule v = zb_v(4, 2, 3);
+  EXPECT_EQ(text_of(v.ranks[0]), "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 0I1 3W2 0I2 0W1 0W2");
+  EXPECT_EQ(text_of(v.ranks[1]), "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 1I1 2I2 1I2 2W1 1W1 2W2 1W2");
+}
+
+TEST(ZeroBubble, AVNeedsTwoStagesARank) {
+  const std::string error = error_of([] { make_schedule("zb-v", 4, 2, P2Policy::kPlaced, 4); });
+  expect_contains(error, {"4 stages on 4 ranks", "two stages"});
+  expect_contains(error_of([] { make_schedule("v-min", 3, 2, P2Policy::kPlaced); }), {"'v-min'", "multiple of 2"});
+}
+
+TEST(DualPipeV, NamesTheAllowedSizes) {
+  expect_contains(error_of([] { make_schedule("dualpipe-v", 8, 7, P2Policy::kPlaced); }),
+                  {"'dualpipe-v' on 4 ranks", "at least 8 micro-batches", "got 7", "'zb-v'"});
+}
+
 TEST(Generators, ForwardOnly) {
   const Schedule schedule = make_forward_schedule({0, 1, 2}, 2);
   EXPECT_EQ(text_of(schedule.ranks[1]), "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1");

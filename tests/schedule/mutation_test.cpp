@@ -1,7 +1,7 @@
-// Tests every named schedule with an error in every possible place: a cell is dropped or doubled, or two cells of a
-// rank are swapped. The validator must reject it. For a dropped or doubled cell, the message names the cell, or an op
-// that needs it. The schedule may stay valid, for example if two ops commute. Then a naive player of the lists must
-// agree.
+// Tests every named schedule, and others, with an error in every possible place: a cell is dropped or doubled, or two
+// cells of a rank are swapped. The validator must reject it. For a dropped or doubled cell, the message names the cell,
+// or an op that needs it. The schedule may stay valid, for example if two ops commute. Then a naive player of the lists
+// must agree.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -13,6 +13,7 @@
 #include "twobp/schedule/check/validate.h"
 #include "twobp/schedule/check/walk.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/passes.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -37,10 +38,27 @@ std::vector<std::string> names_of(const Instruction& cell) {
   return names;
 }
 
+// Schedules without a name: a V, a loop, an evaluation, one with frozen stages, and random ones with W in any place.
+std::vector<Schedule> other_schedules() {
+  std::vector<Schedule> schedules = {make_forward_schedule({0, 1, 2}, 3),
+                                     after_frozen_stages(make_schedule("1f1b", 2, 5, P2Policy::kFill))};
+  for (const P2Policy policy : kPolicies) {
+    for (const auto& placement : {std::vector<int>{0, 1, 1, 0}, std::vector<int>{0, 1, 0, 1}})
+      schedules.push_back(add_communication(apply_p2_policy(looped_gpipe(placement, 3), policy)));
+  }
+  Random random(3);
+  for (int round = 0; round < 20; ++round)
+    schedules.push_back(add_communication(random_schedule(random, 4, 3, 1 + round % 4, /*place_w=*/true)));
+  return schedules;
+}
+
+const std::string kOthers = "others";
+
 class Mutations : public testing::TestWithParam<std::string> {
  protected:
   // Each schedule is made under each policy that it admits, at the two smallest sizes that matter.
   static std::vector<Schedule> schedules() {
+    if (GetParam() == kOthers) return other_schedules();
     const NamedSchedule& named = named_schedule(GetParam());
     std::vector<Schedule> schedules;
     for (const auto& [ranks, micro_batches] : {std::pair{2, 4}, std::pair{3, 6}}) {
@@ -132,6 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Named, Mutations, testing::ValuesIn(schedule_names()),
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+INSTANTIATE_TEST_SUITE_P(Unnamed, Mutations, testing::Values(kOthers));
 
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

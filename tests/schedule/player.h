@@ -86,7 +86,7 @@ class Player {
     for (int s = 0; s < schedule_.stages; ++s) {
       for (int m = 0; m < schedule_.micro_batches; ++m) {
         if (!has(Op::kForward, s, m)) return false;
-        if (backward && !has_backward(s, m)) return false;
+        if (backward && s >= schedule_.frozen && !has_backward(s, m)) return false;
         if (has(Op::kBackwardP1, s, m) && !has(Op::kBackwardP2, s, m)) return false;
         if (has(Op::kSendForward, s, m) && !has(Op::kRecvForward, s + 1, m)) return false;
         if (has(Op::kSendBackward, s, m) && !has(Op::kRecvBackward, s - 1, m)) return false;

@@ -33,10 +33,6 @@ double bubble(const std::string& name, int stages, P2Policy policy) {
   return preset(name, stages, policy).bubble_ratio();
 }
 
-double gain(const std::string& name, int stages, P2Policy policy) {
-  return preset(name, stages, P2Policy::kOff).step_seconds / preset(name, stages, policy).step_seconds;
-}
-
 // A reference model of half the layers of each stage: beside these, F takes two units. In stages of its own, it fills
 // the wait at the beginning.
 TEST(FrozenStages, FillTheWaitAtTheBeginning) {
@@ -174,15 +170,6 @@ TEST_P(Formulas, HoldForOneForwardOneBackwardWithAnyMicroBatches) {
 
 INSTANTIATE_TEST_SUITE_P(Stages, Formulas, testing::Values(1, 2, 4, 8));
 
-TEST(SpeedUp, IsThatOfThePaperAtFourStages) {
-  EXPECT_NEAR(gain("naive", 4, P2Policy::kFill), 1.333, 0.0005);
-  EXPECT_NEAR(gain("gpipe", 4, P2Policy::kEnd), 1.167, 0.0005);
-  EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kEnd), 1.167, 0.0005);
-  EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kCooldown), 1.400, 0.0005);
-  EXPECT_NEAR(gain("1f1b-1", 4, P2Policy::kFill), 1.400, 0.0005);
-  EXPECT_NEAR(gain("1f1b-2", 4, P2Policy::kFill), 1.222, 0.0005);
-}
-
 TEST(Memory, ACapOfNMicroBatchesCostsNoTime) {
   for (const auto& [stages, micro_batches] : {std::pair{2, 4}, std::pair{4, 8}, std::pair{8, 16}}) {
     const Simulation standard = unit_costs("1f1b", stages, micro_batches, P2Policy::kOff);
@@ -228,19 +215,6 @@ TEST(Memory, ACapThatForcesWUsesWaits) {
   }
 }
 
-TEST(Memory, StashBytesReplaceActivationsAtTheEndOfI) {
-  std::vector<StageCost> costs(1);
-  costs[0].activation_bytes = 3;
-  costs[0].stash_bytes = 5;
-  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kOff), costs).ranks[0].peak_bytes, 6);
-  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
-  EXPECT_EQ(simulate(make_schedule("naive", 1, 2, P2Policy::kEnd), costs).ranks[0].peak_bytes, 10);
-  // With a cap, I waits for W: there are 5 + 3 bytes before the second I, then W of the first micro-batch runs.
-  SimulationOptions options;
-  options.cap_per_rank = {8};
-  EXPECT_EQ(simulate(make_schedule("gpipe", 1, 2, P2Policy::kEnd), costs, options).ranks[0].peak_bytes, 8);
-}
-
 // What the rank holds at the end of each op. An output counts until it is sent, an input until its op begins.
 TEST(Memory, IsInTheTimeline) {
   std::vector<StageCost> costs(2);
@@ -279,21 +253,6 @@ TEST(Idle, IsSplitByCause) {
   EXPECT_EQ(idle_cause_name(IdleCause::kNothing), "nothing to fill");
 }
 
-TEST(Simulate, FillLooksForTheMessageBetweenPieces) {
-  // The last stage's I is slow. The first stage waits 3 for its second gradient and has a W of 4 to run.
-  std::vector<StageCost> costs(2);
-  costs[0].backward_p2 = 4;
-  costs[1].backward_p1 = 4;
-  const Schedule schedule = make_schedule("gpipe", 2, 2, P2Policy::kFill);
-  // Gradients arrive at 7 and 11. Its own first I is done at 8.
-  EXPECT_EQ(simulate(schedule, costs).ranks[0].timeline[4].begin, 12);
-  costs[0].p2_units = 4;
-  const Simulation fine = simulate(schedule, costs);
-  EXPECT_EQ(fine.ranks[0].timeline[4].begin, 11);
-  EXPECT_EQ(fine.ranks[0].timeline[3].end, 11);  // three pieces in one entry
-  EXPECT_EQ(fine.ranks[0].timeline[5].end, 13);  // the fourth piece
-}
-
 TEST(Simulate, RoundingErrorsAddNoPiece) {
   std::vector<StageCost> costs(2);
   costs[0].backward_p2 = 0.3;
@@ -304,13 +263,6 @@ TEST(Simulate, RoundingErrorsAddNoPiece) {
   const Simulation result = simulate(make_schedule("gpipe", 2, 2, P2Policy::kFill), costs);
   EXPECT_NEAR(result.ranks[0].timeline[3].end - result.ranks[0].timeline[3].begin, 0.3, 1e-12);
   EXPECT_EQ(result.ranks[0].timeline[4].op, Op::kBackwardP1);
-}
-
-TEST(Simulate, MessagesTakeTime) {
-  SimulationOptions options;
-  options.message_seconds = 0.5;
-  const Simulation result = simulate(make_schedule("naive", 3, 1, P2Policy::kOff), std::vector<StageCost>(3), options);
-  EXPECT_DOUBLE_EQ(result.step_seconds, 9 + 4 * 0.5);
 }
 
 TEST(Simulate, OptimizerRunsAfterTheLastInstructionOfARank) {
@@ -368,29 +320,6 @@ TEST(Simulate, RefusesBadInput) {
   Schedule broken = schedule;
   broken.ranks[0].pop_back();
   EXPECT_THROW(simulate(broken, std::vector<StageCost>(2)), Error);
-}
-
-// 1F1B on two ranks, by hand. F and I of a micro-batch take 1 or 3 seconds on each stage, its W takes 1.
-double step_of(const std::vector<double>& seconds) {
-  std::vector<StageCost> costs;
-  for (const double one : seconds) {
-    for (int stage = 0; stage < 2; ++stage) {
-      StageCost& cost = costs.emplace_back();
-      cost.forward = cost.backward_p1 = one;
-    }
-  }
-  const Simulation simulation = simulate(make_schedule("1f1b", 2, 3, P2Policy::kOff), costs);
-  for (const RankSimulation& rank : simulation.ranks) EXPECT_EQ(rank.busy, 13);
-  return simulation.step_seconds;
-}
-
-TEST(UnequalMicroBatches, TheOrderDecidesTheStep) {
-  // Rank 0: F0 0-1, F1 1-4, B0 4-6, F2 6-7, B1 11-15, B2 15-17. Rank 1: F0 1-2, B0 2-4, F1 4-7, B1 7-11,
-  // F2 11-12, B2 12-14.
-  EXPECT_EQ(step_of({1, 3, 1}), 17);
-  // Rank 0: F0 0-3, F1 3-4, B0 10-14, F2 14-15, B1 15-17, B2 18-20. Rank 1: F0 3-6, B0 6-10, F1 10-11,
-  // B1 11-13, F2 15-16, B2 16-18.
-  EXPECT_EQ(step_of({3, 1, 1}), 20);
 }
 
 TEST(UnequalMicroBatches, RowsMustDivideThem) {
