@@ -28,7 +28,7 @@ const c10::IValue kNone;
 struct Bad {
   const char* name;
   const char* op;
-  std::function<Stack()> arguments;
+  Stack arguments;
   std::vector<std::string> message;
 };
 
@@ -49,7 +49,7 @@ class BadCall : public ::testing::TestWithParam<Bad> {};
 TEST_P(BadCall, IsRefused) {
   test::expect_error(
       [&] {
-        Stack stack = GetParam().arguments();
+        Stack stack = GetParam().arguments;
         graph::find_operator(GetParam().op).call(stack);
       },
       GetParam().message);
@@ -58,139 +58,74 @@ TEST_P(BadCall, IsRefused) {
 INSTANTIATE_TEST_SUITE_P(
     All, BadCall,
     ::testing::Values(
-        Bad{"Probability",
-            "twobp::dropout",
-            [] {
-              return Stack{numbers({2}), 1.5, 7};
-            },
-            {"must be in [0, 1]"}},
+        Bad{"Probability", "twobp::dropout", {numbers({2}), 1.5, 7}, {"must be in [0, 1]"}},
         Bad{"GainOfOtherSize",
             "twobp::rms_norm",
-            [] {
-              return Stack{numbers({2, 3}), numbers({4}), 1e-6};
-            },
+            {numbers({2, 3}), numbers({4}), 1e-6},
             {"takes (..., n) and a gain (n)"}},
-        Bad{"Activation",
-            "twobp::glu",
-            [] {
-              return Stack{numbers({2, 4}), "relu"};
-            },
-            {"\"relu\"", "silu, gelu or gelu_tanh"}},
-        Bad{"OddGate",
-            "twobp::glu",
-            [] {
-              return Stack{numbers({2, 3}), "gelu"};
-            },
-            {"(..., 2 n)"}},
+        Bad{"Activation", "twobp::glu", {numbers({2, 4}), "relu"}, {"\"relu\"", "silu, gelu or gelu_tanh"}},
+        Bad{"OddGate", "twobp::glu", {numbers({2, 3}), "gelu"}, {"(..., 2 n)"}},
         Bad{"GradientOfAnotherGate",
             "twobp::glu_backward",
-            [] {
-              return Stack{numbers({2, 3}), numbers({2, 4}), "silu"};
-            },
+            {numbers({2, 3}), numbers({2, 4}), "silu"},
             {"a gradient (..., n)"}},
         Bad{"RowsThatAreNoHeads",
             "twobp::attention",
-            [] {
-              return Stack{numbers({1, 3, 10}), kNone, kNone, 2, 1, true};
-            },
+            {numbers({1, 3, 10}), kNone, kNone, 2, 1, true},
             {"(heads + 2 kv_heads) n"}},
         Bad{"HeadsThatCannotShare",
             "twobp::attention",
-            [] {
-              return Stack{numbers({1, 3, 14}), kNone, kNone, 3, 2, true};
-            },
+            {numbers({1, 3, 14}), kNone, kNone, 3, 2, true},
             {"3 heads and 2"}},
         Bad{"CosWithoutSin",
             "twobp::attention",
-            [] {
-              return Stack{numbers({1, 3, 8}), numbers({3, 1}), kNone, 2, 1, true};
-            },
+            {numbers({1, 3, 8}), numbers({3, 1}), kNone, 2, 1, true},
             {"both cos and sin, or neither"}},
         Bad{"TableOfOtherPositions",
             "twobp::attention",
-            [] {
-              return Stack{numbers({1, 3, 8}), numbers({2, 1}), numbers({3, 1}), 2, 1, true};
-            },
+            {numbers({1, 3, 8}), numbers({2, 1}), numbers({3, 1}), 2, 1, true},
             {"rotary embedding of 3 positions"}},
         Bad{"OthersLogSumExp",
             "twobp::attention_backward",
-            [] {
-              return Stack{numbers({1, 3, 4}),
-                           numbers({1, 3, 8}),
-                           numbers({1, 3, 4}),
-                           numbers({1, 2, 2}),
-                           kNone,
-                           kNone,
-                           2,
-                           1,
-                           true};
-            },
+            {numbers({1, 3, 4}), numbers({1, 3, 8}), numbers({1, 3, 4}), numbers({1, 2, 2}), kNone, kNone, 2, 1, true},
             {"takes what twobp::attention gave"}},
-        Bad{"OddRotation",
-            "twobp::rotary",
-            [] {
-              return Stack{numbers({1, 2, 3, 5}), numbers({3, 2}), numbers({3, 2}), false};
-            },
-            {"2 n"}},
+        Bad{"OddRotation", "twobp::rotary", {numbers({1, 2, 3, 5}), numbers({3, 2}), numbers({3, 2}), false}, {"2 n"}},
         Bad{"LabelBeyondClasses",
             "twobp::cross_entropy",
-            [] {
-              return Stack{numbers({2, 3}), whole_numbers({0, 3}), -100};
-            },
+            {numbers({2, 3}), whole_numbers({0, 3}), -100},
             {"label 3 at position 1"}},
         Bad{"LabelBelowZero",
             "twobp::cross_entropy",
-            [] {
-              return Stack{numbers({2, 3}), whole_numbers({0, -1}), -100};
-            },
+            {numbers({2, 3}), whole_numbers({0, -1}), -100},
             {"label -1 at position 1"}},
-        Bad{"OneLabelTooFew",
-            "twobp::cross_entropy",
-            [] {
-              return Stack{numbers({2, 3}), whole_numbers({0}), -100};
-            },
-            {"labels (n)"}},
+        Bad{"OneLabelTooFew", "twobp::cross_entropy", {numbers({2, 3}), whole_numbers({0}), -100}, {"labels (n)"}},
         Bad{"GroupBeyondRows",
             "twobp::grouped_mm",
-            [] {
-              return Stack{numbers({4, 2}), numbers({2, 2, 3}), whole_numbers({1, 5})};
-            },
+            {numbers({4, 2}), numbers({2, 2, 3}), whole_numbers({1, 5})},
             {"group 1", "ends at row 5 of 4"}},
         Bad{"GroupThatEndsBeforeItBegins",
             "twobp::grouped_mm_weight",
-            [] {
-              return Stack{numbers({4, 2}), numbers({4, 3}), whole_numbers({3, 1})};
-            },
+            {numbers({4, 2}), numbers({4, 3}), whole_numbers({3, 1})},
             {"group 1", "after row 3"}},
         Bad{"OneByteTooFew",
             "twobp::linear_4bit",
-            [] {
-              return Stack{numbers({2, 6}), bytes(8), scales(5), codes(), 3, 4, int64_t(at::kFloat)};
-            },
+            {numbers({2, 6}), bytes(8), scales(5), codes(), 3, 4, int64_t(at::kFloat)},
             {"a weight (3, 6) of 4 bits in blocks of 4 has 9 bytes, 5 scales", "not [8] Byte"}},
         Bad{"OneScaleTooMany",
             "twobp::linear_4bit_backward",
-            [] {
-              return Stack{numbers({2, 3}), bytes(9), scales(6), codes(), 6, 4, int64_t(at::kFloat)};
-            },
+            {numbers({2, 3}), bytes(9), scales(6), codes(), 6, 4, int64_t(at::kFloat)},
             {"5 scales", "[6]"}},
         Bad{"OddBlocks",
             "twobp::linear_4bit",
-            [] {
-              return Stack{numbers({2, 6}), bytes(9), scales(6), codes(), 3, 3, int64_t(at::kFloat)};
-            },
+            {numbers({2, 6}), bytes(9), scales(6), codes(), 3, 3, int64_t(at::kFloat)},
             {"blocks of an even size", "in blocks of 3"}},
         Bad{"RowsBeyondMemory",
             "twobp::linear_4bit",
-            [] {
-              return Stack{numbers({2, 6}), bytes(9), scales(5), codes(), int64_t{1} << 60, 4, int64_t(at::kFloat)};
-            },
+            {numbers({2, 6}), bytes(9), scales(5), codes(), int64_t{1} << 60, 4, int64_t(at::kFloat)},
             {"has rows, columns and blocks"}},
         Bad{"RoundedToWholeNumbers",
             "twobp::linear_4bit_backward",
-            [] {
-              return Stack{numbers({2, 3}), bytes(9), scales(5), codes(), 6, 4, int64_t(at::kLong)};
-            },
+            {numbers({2, 3}), bytes(9), scales(5), codes(), 6, 4, int64_t(at::kLong)},
             {"rounded to a floating-point dtype, not Long"}}),
     [](const auto& info) { return info.param.name; });
 

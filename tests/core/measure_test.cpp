@@ -1,9 +1,12 @@
-// Tests the clock of time-outs: a process that stood still has not waited.
+// Tests the clock of time-outs, for which a process that stood still has not waited, and medians.
+#include "twobp/core/measure.h"
+
+#include <cmath>
 #include <thread>
 
 #include <gtest/gtest.h>
 
-#include "twobp/core/measure.h"
+#include "twobp/core/text.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
@@ -42,6 +45,17 @@ TEST(Patience, EndsAWait) {
   EXPECT_GE(awake_seconds() - begin, 0.05);
   int asked = 0;
   EXPECT_TRUE(wait_patiently(changed, lock, 60, [&] { return ++asked == 2; })) << "it looks again by itself";
+}
+
+TEST(Median, IsTheMiddle) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 2, 3}), 2.5);
+  EXPECT_EQ(median({7}), 7);
+}
+
+TEST(Median, IsUnknownIfASampleIsUnknown) {
+  EXPECT_TRUE(std::isnan(median({1, kUnknown, 3})));
+  EXPECT_TRUE(std::isnan(median({kUnknown})));
 }
 
 }  // namespace
