@@ -124,8 +124,8 @@ TEST_P(EveryLayer, AgreesWithFiniteDifferences) {
   LayerCheck options;
   if (c.fields) options.fields = c.fields(kSamples, 3, at::kDouble);
   if (c.is_loss()) options.loss_weight = c.loss_weight;
-  options.step = 1e-3;
-  options.tolerance = 1e-9;
+  options.step = c.batch_statistics ? 1e-6 : 1e-3;  // the ReLU after such a norm has a corner
+  options.tolerance = c.batch_statistics ? 5e-6 : 1e-9;
   check_layer(*layer, values_of(c.make_input(kSamples, 3, at::kDouble)), options);
 }
 

@@ -1,4 +1,4 @@
-// The layers for images, for the tests that cover every layer. Layers with batch statistics have their own tests in
+// The layers for images, for the tests that cover every layer. Those with batch statistics are in
 // batch_norm_test.cpp.
 #include "tests/nn/layer_cases.h"
 #include "twobp/nn/layers/convolution.h"

@@ -26,6 +26,9 @@ struct LayerCase {
   // after it. See expect_close.
   double roundings = 0;
   double loss_weight = 0;  // not 0: a loss, without dL/dy
+  // Normalizes by the micro-batch in training, and by running statistics in an evaluation. Gradients of numbers of 16
+  // bits are differences of rounded numbers.
+  bool batch_statistics = false;
   // A CPU goes around an error of LibTorch, which a device does not have, so its bits differ.
   bool other_way_on_cpu = false;
 

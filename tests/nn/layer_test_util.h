@@ -62,8 +62,8 @@ inline bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.defined() == b.defined() && (!a.defined() || (a.scalar_type() == b.scalar_type() && at::equal(a, b)));
 }
 
-// Returns the layer's parameters with values and gradient buffers. Gains differ from 1, because 1 would hide a missing
-// factor.
+// Gives the layer's parameters values and gradient buffers, and returns them without buffers, such as running
+// statistics. Gains differ from 1, because 1 would hide a missing factor.
 inline std::vector<Parameter*> make_parameters(Layer& layer, uint64_t seed = 1) {
   std::vector<Parameter*> parameters;
   layer.collect_parameters(parameters);
@@ -71,8 +71,10 @@ inline std::vector<Parameter*> make_parameters(Layer& layer, uint64_t seed = 1) 
     parameter->allocate_value(seed);
     parameter->allocate_grad();
     at::Tensor& value = parameter->value;
+    if (parameter->is_buffer()) continue;
     if (value.dim() == 1) value.add_(random(value.sizes(), seed + 77, value.scalar_type()), 0.3);
   }
+  std::erase_if(parameters, [](const Parameter* parameter) { return parameter->is_buffer(); });
   return parameters;
 }
 

@@ -135,27 +135,6 @@ TEST(Llama, UntiedWeightsDiffer) {
   EXPECT_FALSE(same_bits(parameters.front()->value, parameters.back()->value));
 }
 
-// Backward-p2 of both micro-batches together. Gradients differ only by the roundings of another order.
-TEST(Llama, ConcatenatedBackwardAgrees) {
-  const test::Typed<DecoderOptions> o = options(at::kFloat, false);
-  const std::vector<Fields> fields = batch(o);
-  const auto model = make_model(o);
-  const auto parameters = make_parameters(*model);
-  const double loss = run_library(*model, fields);
-  const auto expected = copy_grads(parameters);
-  forget_grads(parameters);
-  MicroBatch first(*model, fields[0], 0, kLossWeight);
-  MicroBatch second(*model, fields[1], 1, kLossWeight);
-  EXPECT_EQ(first.forward({}).item<double>() + second.forward({}).item<double>(), loss);
-  first.p1({});
-  second.p1({});
-  p2_together({&first, &second});
-  for (size_t i = 0; i < expected.size(); ++i) {
-    // Sums of 30 rows on both sides.
-    expect_close(parameters[i]->grad, expected[i], 2 * 30, at::kFloat, parameters[i]->name());
-  }
-}
-
 // The benchmark model. Its loss is half the squared difference between the target and x + MLP(norm(x)), applied block
 // after block. It is a mean over the 30 numbers of a sample.
 TEST(Llama, StackOfMlpsAgreesWithAutograd) {

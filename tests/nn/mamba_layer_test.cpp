@@ -1,8 +1,5 @@
-// Properties of Mamba's layers only: threads, bytes, initial values, concatenated W,
-// bad input.
+// Properties of Mamba's layers only: bytes, initial values, bad input.
 #include <cmath>
-
-#include <ATen/Parallel.h>
 
 #include "tests/nn/mamba_layers.h"
 #include "tests/nn/mamba_reference.h"
@@ -15,37 +12,6 @@ using namespace test;
 
 // Several groups of channels and several chunks. They do not divide the numbers of channels and positions.
 const MambaMixerShape kShape{12, 300, 5, 4, 3};
-
-TEST(MambaFacts, ThreadsDoNotChangeABit) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer does not see the barriers of the OpenMP inside LibTorch";
-#endif
-  const int threads = at::get_num_threads();
-  PackedScan scan(300, 5, at::kFloat);
-  CausalConv1d conv("conv1d", 300, 4, at::kFloat);
-  std::vector<std::vector<at::Tensor>> results;
-  std::vector<Parameter*> parameters = make_parameters(scan);
-  for (Parameter* parameter : make_parameters(conv)) parameters.push_back(parameter);
-  for (const int count : {1, 2, 3, 7}) {
-    at::set_num_threads(count);
-    forget_grads(parameters);
-    auto& out = results.emplace_back();
-    const auto run = [&](Layer& layer, std::vector<int64_t> sizes) {
-      MicroBatch micro_batch(layer);
-      out.push_back(micro_batch.forward(random(sizes, 1, at::kFloat)).clone());
-      out.push_back(micro_batch.p1(random(out.back().sizes(), 2, at::kFloat)));
-    };
-    run(scan, {3, 67, 910});
-    run(conv, {3, 67, 300});
-    for (const at::Tensor& gradient : copy_grads(parameters)) out.push_back(gradient);
-  }
-  at::set_num_threads(threads);
-  for (size_t run = 1; run < results.size(); ++run) {
-    for (size_t i = 0; i < results[0].size(); ++i) {
-      EXPECT_TRUE(same_bits(results[run][i], results[0][i])) << "run " << run << ", result " << i;
-    }
-  }
-}
 
 // After F: the input (for W), (u | z), u after the convolution, (dt | B | C), a copy of dt, dt_proj's output, the
 // scan's output (for W), and the states at the borders between chunks. After I: inputs and output gradients of four
@@ -101,29 +67,6 @@ TEST(MambaFacts, OverwritesOnlyItsOwnTensors) {
   const auto [of_own_in_place, of_own] = gradient(uz.clone());
   EXPECT_TRUE(of_own_in_place);
   EXPECT_TRUE(same_bits(of_own, of_shared));
-}
-
-TEST(MambaFacts, ConcatenatedBackwardAgrees) {
-  const auto gradients = [](bool together) {
-    const auto whole = whole_mixer("mixer", kShape, 1, at::kDouble);
-    Layer& mixer = *whole;
-    const auto parameters = make_parameters(mixer);
-    MicroBatch first(mixer, {}, 0);
-    MicroBatch second(mixer, {}, 1);
-    for (MicroBatch* one : {&first, &second}) one->forward(random({2, 9, kShape.dim}, 1, at::kDouble));
-    for (MicroBatch* one : {&first, &second}) one->p1(random({2, 9, kShape.dim}, 2, at::kDouble));
-    if (together) {
-      p2_together({&first, &second});
-    } else {
-      for (MicroBatch* one : {&first, &second}) one->p2();
-    }
-    return copy_grads(parameters);
-  };
-  const auto expected = gradients(false);
-  const auto actual = gradients(true);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    expect_close(actual[i], expected[i], 200, at::kDouble, "gradient " + std::to_string(i));
-  }
 }
 
 TEST(MambaFacts, InitialValues) {

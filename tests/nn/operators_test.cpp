@@ -148,7 +148,7 @@ Results run(const LayerCase& c, at::Device device) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;  // as on ranks
   const std::unique_ptr<Layer> layer = c.make(at::kFloat);
   const std::vector<Parameter*> parameters = make_parameters(*layer);
-  for (Parameter* parameter : parameters) parameter->move_to(device);
+  for (Parameter* parameter : parameters_of(*layer)) parameter->move_to(device);
   const std::unique_ptr<MicroBatch> micro_batch = c.micro_batch(*layer, 2, 3, at::kFloat);
   const auto there = [&](const at::Tensor& tensor) {
     return tensor.defined() ? tensor.to(device, false, true) : tensor;

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "tests/nn/layer_test_util.h"
+#include "tests/nn/mamba_layers.h"
 #include "twobp/nn/layers/activations.h"
 #include "twobp/nn/layers/attention.h"
 #include "twobp/nn/layers/batch_norm.h"
@@ -43,6 +44,8 @@ std::vector<ThreadCase> thread_cases() {
        {2, 131, 3 * encoder.width()},
        {}},
       {"BatchNorm2d", [] { return std::make_unique<BatchNorm2d>("n", 37, true, at::kFloat); }, {3, 29, 31, 37}, {}},
+      {"Scan", [] { return std::make_unique<test::PackedScan>(300, 5, at::kFloat); }, {3, 67, 910}, {}},
+      {"CausalConv1d", [] { return std::make_unique<CausalConv1d>("conv1d", 300, 4, at::kFloat); }, {3, 67, 300}, {}},
       {"MaxPool2d", [] { return std::make_unique<MaxPool2d>(3, 2, 1); }, {3, 29, 31, 37}, {}},
   };
 }
