@@ -409,6 +409,24 @@ TEST(ConfigErrors, RefuseContradictionsInTheModel) {
   refuse({"model.windows=4"}, {"\"model.windows\" is a key of model.type mistral", "model.type is llama"});
   refuse({"model.type=smollm3", "model.rope_layers=1,2"}, {"model.rope_layers has 2"});
   EXPECT_NO_THROW(load_config("", {"model.type=mlp", "data.synthetic=vectors", "model.dim=12"}));
+  const auto refuse_in = [](const std::string& type, const std::vector<std::string>& settings,
+                            const std::vector<std::string>& parts) {
+    std::vector<std::string> all = {"model.type=" + type,
+                                    concat("data.synthetic=", type == "resnet" ? "images" : "tokens")};
+    all.insert(all.end(), settings.begin(), settings.end());
+    test::expect_error([&] { load_config("", all); }, parts);
+  };
+  refuse_in("bert", {"model.positions=128", "data.sequence=129"}, {"data.sequence (129)", "128 positions"});
+  refuse_in("bert", {"model.heads=3"}, {"model.dim (256) is not divisible by model.heads (3)"});
+  refuse_in("bert", {"model.kv_heads=2"}, {"model.kv_heads", "model.type is bert"});
+  refuse_in("bert", {"model.head_dim=32"}, {"model.head_dim", "model.type is bert"});
+  refuse_in("bert", {"model.dropout=1"}, {"model.dropout"});
+  refuse_in("bert", {"model.attention_dropout=-0.5"}, {"model.attention_dropout"});
+  refuse_in("bert", {"model.activation=\"relu\""}, {"model.activation", "gelu_tanh"});
+  refuse_in("resnet", {"model.widths=[64,128]"}, {"model.widths has 2", "model.depths 4"});
+  refuse_in("resnet", {"model.depths=[]"}, {"model.depths"});
+  refuse_in("resnet", {"model.depths=[1,0,1,1]"}, {"model.depths", "0 blocks"});
+  refuse_in("resnet", {"model.widths=[6,8,8,8]"}, {"model.widths", "6", "multiple of 4"});
 }
 
 TEST(ConfigErrors, RefuseAdaptersThatPeftWouldNotUse) {
@@ -450,6 +468,9 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
                           "train.log_every", "save.every", "save.keep"}) {
     refuse({std::string(key) + "=9223372036854775807"}, {key, "to 1000000000000"});
   }
+  refuse({"pipeline.recompute=both,x.*=all"}, {"pipeline.recompute: ", "'all'"});
+  refuse({"pipeline.recompute=stage:0=both"}, {"pipeline.recompute: ", "needs pipeline.split"});
+  refuse({"pipeline.recompute=[1]"}, {"pipeline.recompute", "list of texts"});
   refuse({"optimizer.min_lr=0.1", "optimizer.lr=0.01"}, {"optimizer.min_lr (0.1)", "above optimizer.lr (0.01)"});
   refuse({"optimizer.min_lr=1e-5", "optimizer.schedule=constant"}, {"optimizer.min_lr is 1e-05", "cosine"});
   refuse({"save.dtype=bfloat16"}, {"save.dtype is bfloat16", "save.model"});

@@ -112,11 +112,6 @@ class DeviceCommand : public ::testing::Test {
     run_many(processes, saves_to("many"));
     expect_same_runs();
   }
-  void use_pictures() {
-    content_["model"] = {{"type", "resnet"}, {"classes", 5},      {"stem", 4},
-                         {"depths", {2, 2}}, {"widths", {8, 16}}, {"small_images", true}};
-    content_["data"] = {{"synthetic", "images"}, {"image_size", 8}, {"held_out", 0.01}};
-  }
 
   TempFolder folder_;
   json content_ = test::tiny_config();
@@ -135,17 +130,6 @@ TEST_F(DeviceCommand, FourProcessesWithReplicas) {
   expect_bits_of_one_process(4);
 }
 
-// The stand-in sums in the order of the replicas, so the bits are the same.
-TEST_F(DeviceCommand, FourProcessesThatSumByNccl) {
-  content_["pipeline"]["data_parallel"] = 2;
-  content_["optimizer"]["shard"] = true;
-  run_alone();
-  auto grouped = saves_to("many");
-  grouped.insert(grouped.end(), {"--set", "pipeline.sums=nccl"});
-  run_many(4, grouped);
-  expect_same_runs();
-}
-
 // No process uses the GPU of another one, which may refuse this.
 TEST_F(DeviceCommand, EachProcessOpensItsOwnGpuAlone) {
   const auto finished = start({{{"TWOBP_STAND_IN_TAKEN=1"}}, {{"TWOBP_STAND_IN_TAKEN=0"}}}, saves_to("many"));
@@ -159,26 +143,6 @@ TEST_F(DeviceCommand, SeveralRanksInEachProcess) {
 
 TEST_F(DeviceCommand, APipelineOverProcessesOfSeveralRanks) {
   content_["pipeline"]["ranks"] = 4;
-  expect_bits_of_one_process(2);
-}
-
-TEST_F(DeviceCommand, AResnetInterleaved) {
-  use_pictures();
-  content_["pipeline"]["schedule"] = "interleaved-1f1b";
-  expect_bits_of_one_process(2);
-}
-
-TEST_F(DeviceCommand, ABertUnderZbV) {
-  content_["model"] = {{"type", "bert"}, {"dim", 16},      {"layers", 2},    {"heads", 2},  {"hidden", 24},
-                       {"vocab", 32},    {"positions", 8}, {"dropout", 0.1}, {"tied", true}};
-  content_["pipeline"]["schedule"] = "zb-v";
-  expect_bits_of_one_process(2);
-}
-
-TEST_F(DeviceCommand, AMambaWithWPlaced) {
-  content_["model"] = {{"type", "mamba"}, {"dim", 16}, {"layers", 2}, {"vocab", 32}, {"tied", true}};
-  content_["pipeline"]["schedule"] = "zb-h1";
-  content_["pipeline"]["p2"] = "placed";
   expect_bits_of_one_process(2);
 }
 

@@ -11,7 +11,6 @@
 #include "twobp/pipeline/pipeline.h"
 #include "twobp/pipeline/profile/profile.h"
 #include "twobp/plan/memory/stage_bytes.h"
-#include "twobp/schedule/simulate/for_training.h"
 #include "twobp/train/build_model.h"
 #include "twobp/train/gradients.h"
 #include "twobp/train/variant.h"
@@ -60,21 +59,6 @@ TEST(AutoVariant, RunsUnderTheCapOfTheSearch) {
     EXPECT_EQ(found.standard_peaks, standard.standard_peaks) << name;
     EXPECT_EQ(found.caps, standard.caps) << name;
     EXPECT_TRUE(trainer.variant().standard.has_value());
-  }
-}
-
-// The search never finds a schedule that is slower than one of its candidates. This holds under the automatic cap, too.
-TEST(AutoVariant, IsNoSlowerThanNamedSchedules) {
-  for (const int ranks : {2, 3}) {
-    Trainer trainer(config_of(ranks, ranks));
-    const Pipeline& pipeline = trainer.pipeline();
-    const auto costs = profiled_costs(pipeline.layer_costs());
-    const auto seconds = [&](const StepPlan& plan) {
-      return simulate(plan.schedule, costs, in_process_simulation(plan.caps)).step_seconds;
-    };
-    const double found = seconds(make_plan(trainer.pipeline(), trainer.variant(), 4));
-    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kFill})
-      EXPECT_LE(found, 1.001 * seconds(pipeline.plan("1f1b", 4, policy))) << ranks << ", " << policy_name(policy);
   }
 }
 

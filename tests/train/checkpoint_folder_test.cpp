@@ -12,7 +12,6 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/train/checkpoint_runs.h"
-#include "twobp/core/random.h"
 #include "twobp/pipeline/pipeline.h"
 
 namespace twobp::TWOBP_FILE {
@@ -150,27 +149,6 @@ TEST(CheckpointFolder, TakesThePreviousCheckpointIfTheNewestIsDamaged) {
   }
 }
 
-// The two newest checkpoints are broken. The run continues from the third, replaces them, and ends in the same state.
-TEST(CheckpointFolder, ContinuesFromAnOlderCheckpoint) {
-  const TempFolder folder;
-  Config config = checkpoint_config(folder);
-  const RunResult whole = run(config);
-  const std::string base = config.save.checkpoints + "/";
-  fs::remove(base + step_name(6) + "/optimizer.safetensors");
-  write_file(base + step_name(5) + "/state.json", "{");
-  config.save.every = 4;  // so that step 5 is not written again
-  config.save.keep = 2;
-  const RunResult resumed = run(config, true);
-  EXPECT_EQ(resumed.first_step, 4);
-  EXPECT_EQ(resumed.notes.size(), 2U);
-  test::expect_continues(whole, resumed, "past damaged ones");
-  config.train.steps = 6;
-  const RunResult again = run(config, true);
-  EXPECT_EQ(again.first_step, 6);
-  EXPECT_EQ(again.notes, std::vector<std::string>{});
-  test::expect_continues(whole, again, "what was written over the damaged one");
-}
-
 TEST(CheckpointFolder, ReportsThatAllAreDamaged) {
   const TempFolder folder;
   Config config = checkpoint_config(folder);
@@ -189,36 +167,6 @@ TEST(CheckpointFolder, NoticesARenamedCheckpoint) {
   EXPECT_EQ(resumed.first_step, 1);
   ASSERT_EQ(resumed.notes.size(), 1U);
   EXPECT_NE(resumed.notes[0].find("holds step 2"), std::string::npos) << resumed.notes[0];
-}
-
-// One bit is flipped in each byte of state.json and in many bytes of the tensor files. The flip is noticed, or it has
-// no effect, as in a blank between two words of JSON.
-TEST(CheckpointFolder, NoticesEveryFlippedBit) {
-  const TempFolder folder;
-  const fs::path path = folder.path("step");
-  CheckpointContent content = small_content(7);
-  content.state.run.config = config_to_json(Config{});
-  write_checkpoint(path, content);
-  SplitMix64 random(5);
-  const Checkpoint good(path);
-  for (const std::string& file : kFiles) {
-    const std::string original = read_file(path / file);
-    int unnoticed = 0;
-    for (size_t i = 0; i < original.size(); ++i) {
-      std::string flipped = original;
-      flipped[i] = static_cast<char>(flipped[i] ^ (1 << bounded(random, 8)));
-      write_file(path / file, flipped);
-      try {
-        const Checkpoint read(path);
-        ++unnoticed;
-        EXPECT_EQ(read.state().position.step, 7);
-        EXPECT_EQ(read.state().run.config, good.state().run.config);
-      } catch (const Error&) {
-      }
-    }
-    write_file(path / file, original);
-    EXPECT_EQ(unnoticed, 0) << file << " of " << original.size() << " bytes";
-  }
 }
 
 TEST(CheckpointFolder, RefusesAHostileState) {

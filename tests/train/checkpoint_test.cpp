@@ -193,19 +193,6 @@ TEST(Resume, CarriesTheLossScaleOver) {
   EXPECT_EQ(last.state().position.step, kSteps);
 }
 
-TEST(Resume, WorksWithAnMlpOnVectors) {
-  const TempFolder folder;
-  Config config = checkpoint_config(folder);
-  test::make_mlp(config);
-  config.data.arrays = "";
-  config.data.synthetic = "vectors";
-  config.pipeline.split = {};
-  const RunResult whole = run(config);
-  config.save.checkpoints = folder_with(folder, config, 3, "from");
-  config.pipeline.stages = 1;
-  expect_continues(whole, run(config, true), "mlp");
-}
-
 // Evaluations between the steps change nothing, and neither do rare checkpoints.
 TEST(Resume, DoesNotDependOnEvaluationsAndRareCheckpoints) {
   const TempFolder folder;
@@ -241,21 +228,6 @@ TEST(Resume, RefusesToMixRuns) {
   run(config, false, 2);
   expect_error([&] { run(config); }, {config.save.checkpoints, "newest of step 2", "--resume"});
   EXPECT_EQ(test::visible_names(config.save.checkpoints).size(), 2U);
-}
-
-// The data may move, but its content may not change.
-TEST(Resume, ComparesDataByContent) {
-  const TempFolder folder;
-  Config config = checkpoint_config(folder);
-  const RunResult whole = run(config);
-  config.save.checkpoints = folder_with(folder, config, 2, "from");
-  test::write_data(folder, "moved", 3);
-  test::write_data(folder, "changed", 4);
-  config.data.arrays = folder.path("changed");
-  expect_error([&] { run(config, true); },
-               {"cannot resume", "data.arrays", "changed", "the training data is 9 samples"});
-  config.data.arrays = folder.path("moved");
-  expect_continues(whole, run(config, true), "moved data");
 }
 
 // The checkpoint is whole but belongs to another run. This is an error. No older checkpoint is taken, and nothing is

@@ -115,5 +115,57 @@ TEST(Concat, KeepsTheBoundOverStepsOfChangingSizes) {
   }
 }
 
+// With `concat`, rounding shows which micro-batches share a GEMM. This depends on the moment when W runs, and so on the
+// split into stages, which is given here. If a cap is reached, it also depends on the bytes held, which recomputation
+// changes. So no cap is reached here.
+constexpr int64_t kAmpleCap = int64_t{1} << 40;
+
+std::vector<Config> concatenating_configs() {
+  std::vector<Config> configs(3, tiny_config());
+  test::make_bert(configs[1], test::kSequence, 0.2);
+  test::llama_of(configs[2]).dim = 64;
+  test::make_mamba(configs[2]).state = 5;
+  for (Config& config : configs) {
+    config.pipeline.stages = 2;
+    config.pipeline.split = {4, 4};
+  }
+  return configs;
+}
+
+// The mode "activations" does not change W.
+TEST(RecomputeRuns, ActivationsDoNotChangeConcatenation) {
+  for (Config config : concatenating_configs()) {
+    const auto batches = test::random_batches(2, 3);
+    const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kEnd});
+    for (const int64_t cap : {int64_t{0}, kAmpleCap}) {
+      const Variant variant{"1f1b", P2Policy::kEnd, P2Batching::kConcat, cap};
+      const std::string what = concat(config.model.type.name(), ", cap ", cap);
+      config.pipeline.recompute = {};
+      const Outcome expected = test::train(config, batches, variant);
+      EXPECT_FALSE(test::same_bits(expected.norms, loop.norms)) << what << " concatenates nothing";
+      for (const char* mode : {"activations", "*=activations"}) {
+        config.pipeline.recompute = {mode};
+        test::expect_same_bits(expected, test::train(config, batches, variant), concat(what, ", ", mode));
+      }
+    }
+  }
+}
+
+// Recomputed derivatives are never concatenated. Under any cap, the result is that of `loop`.
+TEST(RecomputeRuns, DerivativesAreNotConcatenated) {
+  for (Config config : concatenating_configs()) {
+    const auto batches = test::random_batches(2, 3);
+    const Outcome loop = test::train(config, batches, {"1f1b", P2Policy::kEnd});
+    for (const MemoryCap& cap : {MemoryCap(0), MemoryCap(kAmpleCap), MemoryCap::automatic()}) {
+      const Variant variant{"1f1b", P2Policy::kEnd, P2Batching::kConcat, cap};
+      for (const char* mode : {"*=derivatives", "*=both"}) {
+        config.pipeline.recompute = {mode};
+        test::expect_same_bits(loop, test::train(config, batches, variant),
+                               concat(config.model.type.name(), ", ", cap, ", ", mode));
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/train/helpers.h"
+#include "tests/train/resnet_training.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
 
@@ -53,6 +54,17 @@ TEST(Evaluation, LeavesTrainingBitwiseUnchanged) {
                              concat(p2, " ", ::testing::PrintToString(split)));
     }
   }
+}
+
+// No mask is drawn in an evaluation, and no running statistic is changed.
+TEST(Evaluation, LeavesOtherModelsBitwiseUnchanged) {
+  Config bert = config_of("fill", "loop", {3, 5});
+  test::make_bert(bert, test::kSequence, 0.2).tied = true;
+  Config resnet = test::tiny_resnet("basic");
+  resnet.data.held_out = 0.01;
+  resnet.pipeline.stages = 2;
+  for (const Config& config : {bert, resnet})
+    test::expect_same_bits(run(config, 3, false), run(config, 3, true), config.model.type.name());
 }
 
 // With p2 `end`, the micro-batches that are concatenated are fixed, so the bits are too.

@@ -118,6 +118,13 @@ TEST(BadPipeline, WithASplitThatDoesNotAddUpIsRefused) {
   expect_error([&] { Trainer trainer(config_of({3, 4}, 0)); }, {"pipeline.split", "8 layers", "sum to 7"});
 }
 
+TEST(BadPipeline, ThatRecomputesNoLayerIsRefused) {
+  Config config = tiny_config();
+  config.pipeline.recompute = {"model.layer.*=both"};
+  expect_error([&] { Trainer trainer(config); },
+               {"pipeline.recompute: no layer is called \"model.layer.*\"", "did you mean \"model.layers."});
+}
+
 TEST(BadPipeline, WithAnUnknownScheduleIsRefused) {
   Trainer trainer(config_of({3, 5}, 0));
   expect_error([&] { trainer.step(random_batch(2, 2, 2, 1), {"1f2b"}); }, {"1f2b", "did you mean '1f1b'"});

@@ -208,27 +208,5 @@ TEST(Muon, TakesNoEncoderEmbedding) {
   EXPECT_FALSE(by_muon(config).empty());
 }
 
-// The run clips gradients.
-TEST(Muon, HasTheSameBitsOverSchedulesAndCuts) {
-  const auto batches = test::random_batches(3, 3);
-  for (const char* precision : {"fp32", "bf16"}) {
-    Config config = muon_config();
-    config.train.clip_norm = 0.5;
-    config.train.precision = precision;
-    const test::Outcome expected = test::train(config, batches, {"gpipe", P2Policy::kOff});
-    config.optimizer.type = "adamw";
-    EXPECT_FALSE(test::same_bits(expected.losses, test::train(config, batches, {"gpipe", P2Policy::kOff}).losses));
-    config.optimizer.type = "muon";
-    for (const auto& split : std::vector<std::vector<int>>{{4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}}) {
-      config.pipeline.stages = static_cast<int>(split.size());
-      config.pipeline.split = split;
-      for (const char* schedule : {"1f1b", "gpipe"}) {
-        test::expect_same_bits(expected, test::train(config, batches, {schedule, P2Policy::kFill}),
-                               concat(schedule, ", ", split.size(), " stages, ", precision));
-      }
-    }
-  }
-}
-
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "tests/train/bert_batches.h"
 #include "tests/train/helpers.h"
 #include "tests/train/training.h"
 #include "twobp/pipeline/pipeline.h"
@@ -37,6 +38,17 @@ TEST_P(Reduced, LossesStayCloseToFloat32) {
   for (size_t i = 0; i < exact.losses.size(); ++i) {
     EXPECT_NEAR(reduced.losses[i], exact.losses[i], 0.02 * exact.losses[i]) << "step " << i;
     EXPECT_NEAR(reduced.norms[i], exact.norms[i], 0.1 * exact.norms[i]) << "step " << i;
+  }
+}
+
+TEST_P(Reduced, LossesOfOtherModelsStayCloseToFloat32) {
+  for (const bool encoder : {true, false}) {
+    Config config = config_of("fp32", 2);
+    encoder ? void(test::make_bert(config, test::kSequence, 0.2)) : void(test::make_mamba(config));
+    const auto batches = encoder ? test::bert_batches(3, 2) : random_batches(3, 2);
+    const double exact = test::train(config, batches, {"1f1b", P2Policy::kFill}).losses.back();
+    config.train.precision = GetParam();
+    EXPECT_NEAR(test::train(config, batches, {"1f1b", P2Policy::kFill}).losses.back(), exact, 0.02 * exact) << encoder;
   }
 }
 

@@ -20,9 +20,7 @@ namespace {
 using nlohmann::json;
 using test::copies_by_name;
 using test::expect_same;
-using test::expect_same_bits;
 using test::image_batches;
-using test::Outcome;
 using test::TempFolder;
 using test::tiny_resnet;
 
@@ -31,18 +29,6 @@ Config config_of(const std::string& block, const std::vector<int>& split) {
   config.pipeline.stages = static_cast<int>(split.size());
   config.pipeline.split = split;
   return config;
-}
-
-// Convolutions always run each W alone. The W of the classifier is one product, summed in another order.
-TEST(Resnet, ConcatenationIsEqualUpToRounding) {
-  const auto batches = image_batches(tiny_resnet("bottleneck"), 1, 4);
-  const Config config = config_of("bottleneck", {3, 3});
-  const Outcome expected = test::train(config, batches, {"1f1b", P2Policy::kEnd});
-  const Outcome actual = test::train(config, batches, {"1f1b", P2Policy::kEnd, P2Batching::kConcat});
-  EXPECT_EQ(actual.losses, expected.losses);
-  for (size_t i = 0; i < expected.weights.size(); ++i) {
-    EXPECT_TRUE(at::allclose(actual.weights[i], expected.weights[i], 1e-5, 1e-6)) << i;
-  }
 }
 
 // PyTorch's own pipelining runs an empty batch through its stages to learn shapes. That shifts the
@@ -64,34 +50,6 @@ TEST(Resnet, ProfilingDoesNotChangeRunningStatistics) {
     }
     EXPECT_EQ(counts, 1 + 4 * 3 + 2) << "the stem, three a bottleneck, two projections";
   }
-}
-
-TEST(Resnet, EvaluationUsesRunningStatisticsAndDoesNotChangeTraining) {
-  Config config = tiny_resnet("basic");
-  config.data.held_out = 0.01;
-  config.pipeline.stages = 2;
-  config.pipeline.micro_batches = 2;
-  const auto run = [&](bool evaluate) {
-    Trainer trainer(config);
-    Outcome outcome;
-    double last = 0;
-    for (int i = 0; i < 3; ++i) {
-      if (evaluate) {
-        const auto before = copies_by_name(trainer.weights());
-        const double loss = trainer.evaluate().value().loss;
-        EXPECT_EQ(loss, trainer.evaluate().value().loss);
-        EXPECT_NE(loss, last);
-        last = loss;
-        expect_same(copies_by_name(trainer.weights()), before, "evaluated");
-      }
-      const StepResult result = trainer.step();
-      outcome.losses.push_back(result.loss);
-      outcome.norms.push_back(result.grad_norm);
-    }
-    outcome.weights = test::copies_of(trainer.weights());
-    return outcome;
-  };
-  expect_same_bits(run(false), run(true), "evaluated between");
 }
 
 // Frozen weights stay. The running statistics of frozen norms still move, as in PyTorch.
@@ -236,16 +194,6 @@ TEST_F(SavedResnet, HasItsOwnKeyForSmallImages) {
   EXPECT_EQ(again.model.type.as<ResnetOptions>().widths, config.model.type.as<ResnetOptions>().widths);
   EXPECT_EQ(again.model.type.as<ResnetOptions>().classes, 5);
   EXPECT_FALSE(loading("model").model.type.as<ResnetOptions>().small_images);
-}
-
-TEST(ResnetConfig, RefusesContradictions) {
-  const auto expect = [](const std::string& set, const std::vector<std::string>& parts) {
-    test::expect_error([&] { load_config("", {"model.type=resnet", "data.synthetic=images", set}); }, parts);
-  };
-  expect("model.widths=[64,128]", {"model.widths has 2", "model.depths 4"});
-  expect("model.depths=[]", {"model.depths"});
-  expect("model.depths=[1,0,1,1]", {"model.depths", "0 blocks"});
-  expect("model.widths=[6,8,8,8]", {"model.widths", "6", "multiple of 4"});
 }
 
 }  // namespace

@@ -189,6 +189,17 @@ std::vector<Row> llamas() {
                     every({{8}, {4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}, {1, 1, 1, 1, 1, 1, 1, 1}}, test::kPlainSchedules,
                           {P2Policy::kOff, P2Policy::kCooldown, P2Policy::kFill})});
   }
+  for (const char* type : {"fp32", "bf16"}) {
+    const Change muon = [=](Config& c) {
+      c.optimizer.type = "muon";
+      c.train.precision = type;
+    };
+    rows.push_back({concat("Muon_", type),
+                    with(llama(false, 0.5), muon),
+                    random(3, 3),
+                    every({{4, 4}, {3, 2, 3}, {1, 2, 1, 3, 1}}, {"1f1b", "gpipe"}, {P2Policy::kFill}),
+                    {[](Config& c) { c.optimizer.type = "adamw"; }}});
+  }
   rows.push_back({"Adapters",
                   with(llama(false, 0), adapters({"q_proj", "v_proj", "down_proj"})),
                   random(4, 2),

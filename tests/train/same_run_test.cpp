@@ -142,6 +142,7 @@ TEST(SameRun, AllowsAllOtherChanges) {
         c.pipeline.split = {1, 2};
       },
       [](Config& c) { c.pipeline.p2 = "off"; },
+      [](Config& c) { c.pipeline.recompute = {"both"}; },
       [](Config& c) { c.pipeline.memory_cap = "1GiB"; },
       [](Config& c) { c.pipeline.pin = false; },
       [](Config& c) { c.pipeline.timeout = 5; },

@@ -319,17 +319,6 @@ TEST_F(SaveModel, RefusesAnUnknownDtype) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("model")));
 }
 
-// Saving over an older model replaces it.
-TEST_F(SaveModel, ReplacesAnOlderModel) {
-  const std::string model = folder_.path("model");
-  save(model);
-  const std::string first = read_file(model + "/model.safetensors");
-  trainer_.step();
-  save(model);
-  EXPECT_NE(read_file(model + "/model.safetensors"), first);
-  EXPECT_EQ(files_in(model), (std::vector<std::string>{"config.json", "model.safetensors"}));
-}
-
 // One file replaces several, and several replace one. The last model is always the one that is read.
 TEST_F(SaveModel, ShardsReplaceOneFileAndOneFileShards) {
   const std::string model = folder_.path("model");

@@ -160,31 +160,6 @@ TEST(Slices, AreCutByOperationsWhateverTheTimes) {
   }
 }
 
-TEST(Slices, TwoRunsHaveTheSameBits) {
-  Config config = config_of({3, 5}, {});
-  config.data.sequence = 512;
-  config.pipeline.slices = 4;
-  config.pipeline.schedule = "1f1b";
-  const auto run = [&](double seconds) {
-    ModelSpec model = build_model(config.model);
-    for (LayerSpec& layer : model.layers)
-      layer.make = [make = layer.make, seconds] { return std::make_unique<SlowStart>(make(), seconds); };
-    Trainer trainer(config, model, open_data(config.data, config.model.input(), config.train.seed));
-    std::pair<Cuts, Outcome> result{trainer.pipeline().cuts(), {}};
-    for (int step = 0; step < 2; ++step) {
-      const StepResult one = trainer.step();
-      result.second.losses.push_back(one.loss);
-      result.second.norms.push_back(one.grad_norm);
-    }
-    return result;
-  };
-  const auto [cuts, outcome] = run(0);
-  const auto [again_cuts, again] = run(0.005);
-  EXPECT_EQ(again_cuts, cuts);
-  EXPECT_EQ(again.losses, outcome.losses);
-  EXPECT_EQ(again.norms, outcome.norms);
-}
-
 // The slices are cut by cost. Whatever the cuts are, they cover the sequence in whole blocks.
 TEST(Slices, AreCutByCost) {
   Config config = config_of({3, 5}, {});
@@ -354,6 +329,7 @@ TEST(Slices, RefuseBadInput) {
   const auto refused = [](const std::function<void(Config&)>& change, const std::vector<std::string>& parts) {
     Config config = config_of({3, 5}, {});
     config.pipeline.schedule = "1f1b";
+    config.pipeline.slices = 2;
     change(config);
     test::expect_error(
         [&] {
@@ -363,50 +339,25 @@ TEST(Slices, RefuseBadInput) {
         parts);
   };
   refused([](Config& c) { c.pipeline.slices = 3; }, {"pipeline.slices is 3", "16 positions", "use at most 2"});
+  refused([](Config& c) { c.pipeline.slice_lengths = {8}; },
+          {"pipeline.slice_lengths lists 1 slices", "pipeline.slices is 2"});
+  refused([](Config& c) { c.pipeline.slice_lengths = {8, 9}; }, {"add up to 17", "the sequences have 16"});
   refused(
       [](Config& c) {
-        c.pipeline.slices = 2;
-        c.pipeline.slice_lengths = {8};
+        c.pipeline.slices = 1;
+        c.pipeline.slice_lengths = {15};
       },
-      {"pipeline.slice_lengths lists 1 slices", "pipeline.slices is 2"});
+      {"add up to 15", "the sequences have 16"});
+  refused([](Config& c) { c.data.sequence = 15; }, {"15 positions has 1 block of 8", "set it to 1"});
+  refused([](Config& c) { c.pipeline.recompute = {"both"}; }, {"pipeline.slices is 2", "recompute has \"both\""});
+  refused([](Config& c) { c.pipeline.schedule = "mine.csv"; }, {"pipeline.slices is 2", "mine.csv", "no slices"});
   refused(
       [](Config& c) {
-        c.pipeline.slices = 2;
-        c.pipeline.slice_lengths = {8, 9};
-      },
-      {"add up to 17", "the sequences have 16"});
-  refused([](Config& c) { c.pipeline.slice_lengths = {15}; }, {"add up to 15", "the sequences have 16"});
-  refused(
-      [](Config& c) {
-        c.pipeline.slices = 2;
-        c.data.sequence = 15;
-      },
-      {"15 positions has 1 block of 8", "set it to 1"});
-  refused(
-      [](Config& c) {
-        c.pipeline.slices = 2;
-        c.pipeline.recompute = {"both"};
-      },
-      {"pipeline.slices is 2", "recompute has \"both\""});
-  refused(
-      [](Config& c) {
-        c.pipeline.slices = 2;
-        c.pipeline.schedule = "mine.csv";
-      },
-      {"pipeline.slices is 2", "mine.csv", "no slices"});
-  refused(
-      [](Config& c) {
-        c.pipeline.slices = 2;
         c.pipeline.schedule = "auto";
         c.pipeline.memory_cap = "1";
       },
       {"pipeline.memory_cap", "rank", "1 bytes", "the most frugal one needs"});
-  refused(
-      [](Config& c) {
-        c.pipeline.slices = 2;
-        c.model.type = ModelOptions("bert");
-      },
-      {"pipeline.slices is 2", "\"bert\""});
+  refused([](Config& c) { c.model.type = ModelOptions("bert"); }, {"pipeline.slices is 2", "\"bert\""});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Tests training of a Mamba: learning, concatenation, freezing, and the accepted contents of config.json.
+// Tests config.json of a Mamba: its contents, defaults, and what is refused.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -6,68 +6,13 @@
 #include "tests/train/training.h"
 #include "twobp/models/hf_config.h"
 #include "twobp/models/model_type.h"
-#include "twobp/pipeline/pipeline.h"
-#include "twobp/train/build_model.h"
+#include "twobp/train/check_config.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
 using test::expect_error;
-using test::Outcome;
-using test::random_batches;
-
-constexpr int kLayers = 10;  // embedding, 4 blocks of two, head
-
-// The 260 channels make two groups in the scan.
-Config config_of(bool tied, const std::vector<int>& split) {
-  Config config = test::tiny_config();
-  MambaOptions& mamba = test::make_mamba(config);
-  mamba.dim = 130;
-  mamba.layers = 4;
-  mamba.state = 5;
-  mamba.tied = tied;
-  config.train.clip_norm = 0.5;
-  config.pipeline.stages = static_cast<int>(split.size());
-  config.pipeline.split = split;
-  return config;
-}
-
-TEST(Mamba, LearnsARepeatedBatch) {
-  Config config = config_of(true, {4, 6});
-  config.optimizer.lr = 3e-3;
-  std::vector<Batch> batches;
-  for (int i = 0; i < 20; ++i) batches.push_back(test::random_batch(2, 2, 2, 1));
-  for (const char* precision : {"fp32", "bf16"}) {
-    config.train.precision = precision;
-    const Outcome outcome = test::train(config, batches, {"1f1b", P2Policy::kFill});
-    EXPECT_LT(outcome.losses.back(), 0.5 * outcome.losses.front()) << precision;
-  }
-}
-
-TEST(Mamba, ConcatenatedWGivesTheSameUpToRounding) {
-  const auto batches = random_batches(1, 3);
-  const Outcome expected = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd});
-  const Outcome actual = test::train(config_of(true, {4, 6}), batches, {"gpipe", P2Policy::kEnd, P2Batching::kConcat});
-  EXPECT_EQ(actual.losses, expected.losses);
-  EXPECT_NEAR(actual.norms[0], expected.norms[0], 1e-5 * expected.norms[0]);
-}
-
-TEST(Mamba, KeepsFrozenProjections) {
-  const auto batches = random_batches(2, 2);
-  Config frozen = config_of(true, {4, 6});
-  frozen.model.freeze = {"*.A_log", "*in_proj*", "*conv1d*"};
-  Trainer trainer(frozen);
-  const auto before = test::copies_of(trainer.weights());
-  for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});
-  const auto weights = trainer.weights();
-  for (size_t i = 0; i < weights.size(); ++i) {
-    const bool stays = weights[i]->name().find("A_log") != std::string::npos ||
-                       weights[i]->name().find("in_proj") != std::string::npos ||
-                       weights[i]->name().find("conv1d") != std::string::npos;
-    EXPECT_EQ(test::same_bits(weights[i]->value, before[i]), stays) << weights[i]->name();
-  }
-}
 
 json mamba_json() {
   return {{"model_type", "mamba"},
@@ -165,8 +110,8 @@ TEST(MambaConfig, RefusesUnsupportedSettings) {
   json zero = mamba_json();
   zero["state_size"] = 0;
   expect_error([&] { read(zero); }, {"model.state", "from 1"});
-  Config config = config_of(true, {kLayers});
-  config.model.type.as<MambaOptions>().conv_kernel = 17;
+  Config config = test::tiny_config();
+  test::make_mamba(config).conv_kernel = 17;
   expect_error([&] { check_config(config); }, {"model.conv_kernel (17)", "16"});
 }
 
