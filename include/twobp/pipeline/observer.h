@@ -81,7 +81,7 @@ struct RankTimes {
   double busy = 0;          // F + I + W + optimizer, including W that it ran for other ranks
   ProductTime products;     // of busy
   int64_t allocations = 0;  // see BlockCache::allocations
-  // Data parallel: the wait for sums of gradients over replicas after the last instruction. Part of the tail.
+  // Data parallel: the waits for sums of gradients over replicas, in the tail and before W of streamed gradients.
   double exposed = 0;
   std::array<double, kIdleCauses> idle{};  // by IdleCause; the rest of the step is the executor's own time
   int64_t instructions = 0;
