@@ -330,11 +330,11 @@ def llama():
 
 
 def test_mixed_precision_is_that_of_accelerate(tmp_path):
-    trainers, logs = both(llama, tmp_path, max_steps=30, bf16=True, learning_rate=1e-4, data=texts(32))
+    trainers, logs = both(llama, tmp_path, max_steps=100, bf16=True, learning_rate=1e-4, data=texts(32))
     theirs, ours = ([line["loss"] for line in log if "loss" in line] for log in logs)
-    assert len(theirs) == 30 and ours[0] == pytest.approx(theirs[0], abs=5e-6)
-    # Later, roundings go other ways: with weights changed by 1e-7, transformers itself differs by up to 8e-4 after 50 steps.
-    assert sum(abs(one - other) for one, other in zip(ours, theirs)) / 30 < 2e-4
+    assert len(theirs) == 100 and ours[0] == pytest.approx(theirs[0], abs=5e-6)
+    # Later, roundings go other ways: with weights changed by 1e-7, transformers itself differs by up to 1.6e-4, and by 5e-5 in the mean.
+    assert sum(abs(one - other) for one, other in zip(ours, theirs)) / 100 < 1e-4
     assert ours == pytest.approx(theirs, abs=8e-4)
     assert {one.dtype for one in trainers[1].model.parameters()} == {torch.float32}
     assert trainers[1].evaluate()["eval_loss"] == pytest.approx(trainers[0].evaluate()["eval_loss"], abs=2e-4)
