@@ -24,13 +24,6 @@ using test::image_batches;
 using test::TempFolder;
 using test::tiny_resnet;
 
-Config config_of(const std::string& block, const std::vector<int>& split) {
-  Config config = tiny_resnet(block);
-  config.pipeline.stages = static_cast<int>(split.size());
-  config.pipeline.split = split;
-  return config;
-}
-
 // PyTorch's own pipelining runs an empty batch through its stages to learn shapes. That shifts the
 // statistics.
 TEST(Resnet, ProfilingDoesNotChangeRunningStatistics) {
