@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Compares the simulator's step time on a slow link with a real run across that link. Two hosts are made of network namespaces
 (scripts/two_hosts.py), and several links are tried. The simulator's inputs are measured separately from the run that it predicts: F, I, W and the
-optimizer in one process, and the time of a message by a probe across the link. It needs root and prints a table.
+optimizer in one process, and the time of a message by a probe across the link. What two processes and the passing of packets cost this machine's
+cores is in a run across a link without delay and limit, before each run: the simulator's seconds are scaled by that run's over those simulated for
+it. It needs root and prints a table of medians over rounds.
 
     benchmarks/link_prediction.py build/release/twobp build/release/benchmarks/link_probe
 """
@@ -50,14 +52,31 @@ def measured_costs(program, policy, steps, folder):
     return row["stage_seconds"], max(row["optimizer_seconds"])
 
 
-def simulated(program, policy, stages, latency, message, folder):
+def simulated(program, policy, costs, times, folder, scale=1.0):
+    """The seconds of a step with these times of a message, by its bytes, and all computations `scale` times as long."""
+    stages, optimizer = costs
+    (_, latency), (_, message) = sorted((int(size), seconds) for size, seconds in times.items())
     answer = folder / "simulated.json"
-    column = lambda key: ",".join(f"{stage[key]:.6g}" for stage in stages)
+    column = lambda key: ",".join(f"{scale * stage[key]:.6g}" for stage in stages)
     run([program, "plan", "--schedule", "1f1b", "--p2", policy, "--stages", len(stages), "--micro-batches", MICRO_BATCHES,
          "--forward", column("F"), "--backward-p1", column("I"), "--backward-p2", column("W"),
-         "--p2-units", 28, "--latency", f"{latency:.6g}", "--message-seconds", f"{message:.6g}", "--json", answer])
+         "--p2-units", 28, "--latency", f"{latency:.6g}", "--message-seconds", f"{message - latency:.6g}", "--json", answer])
     answer = json.loads(answer.read_text())
-    return next(plan for plan in answer["plans"] if plan["p2"] == policy)["step_time"]
+    return next(plan for plan in answer["plans"] if plan["p2"] == policy)["step_time"] + scale * optimizer
+
+
+def fitted(program, policy, costs, times, measured, folder):
+    """The scale at which a step takes the measured time."""
+    scale = 1.0
+    for _ in range(3):
+        scale *= measured / simulated(program, policy, costs, times, folder, scale)
+    return scale
+
+
+def measured_step(hosts, program, policy, steps, folder):
+    told = folder / "there.jsonl"
+    run([*hosts.mpirun(), "-n", "2", program, "train", CONFIG, *settings(policy, steps), "--metrics", told])
+    return statistics.median(step["step_seconds"] for step in metrics(told))
 
 
 def main():
@@ -65,7 +84,9 @@ def main():
     parser.add_argument("program", type=pathlib.Path)
     parser.add_argument("probe", type=pathlib.Path)
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each run")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--p2", nargs="+", default=["off", "fill"])
+    parser.add_argument("--links", type=int, nargs="+", default=range(len(LINKS)), help="indices of LINKS")
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
     if two_hosts.missing():
@@ -75,30 +96,37 @@ def main():
     config = json.loads(CONFIG.read_text())
     message_bytes = (config["pipeline"]["micro_batch_size"] * config["data"]["sequence"] * config["model"]["dim"] * 4)
     print(f"{CONFIG.name}, 1f1b, 2 ranks, {MICRO_BATCHES} micro-batches, messages of {message_bytes / 2**20:g} MiB; medians of "
-          f"{options.steps} steps\n")
-    print(f"{'delay':>8}{'Mbit/s':>8}{'loss':>7}{'message':>11}  {'p2':6}{'without link':>14}{'predicted':>11}{'measured':>11}")
+          f"{options.rounds} rounds of {options.steps} steps\n")
+    print(f"{'delay':>8}{'Mbit/s':>8}{'loss':>7}{'message':>11}  {'p2':6}{'no limit':>11}{'predicted':>11}{'measured':>11}{'difference':>12}")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         costs = {policy: measured_costs(program, policy, options.steps, folder) for policy in options.p2}
-        for delay, mbit, loss in LINKS:
+
+        def probed(hosts):
+            return json.loads(run([*hosts.mpirun(), "-n", "2", probe, 16, message_bytes]))
+
+        with two_hosts.TwoHosts() as hosts:
+            free = probed(hosts)
+        for delay, mbit, loss in [LINKS[i] for i in options.links]:
             with two_hosts.TwoHosts(delay, mbit, loss) as hosts:
-                mpirun = [*hosts.mpirun(), "-n", "2"]
-                times = json.loads(run([*mpirun, probe, 16, message_bytes]))
-                latency, message = times["16"], times[str(message_bytes)]
-                for policy in options.p2:
-                    stages, optimizer = costs[policy]
-                    predicted = simulated(program, policy, stages, latency, message - latency, folder) + optimizer
-                    alone = simulated(program, policy, stages, 0, 0, folder) + optimizer
-                    told = folder / "there.jsonl"
-                    run([*mpirun, program, "train", CONFIG, *settings(policy, options.steps), "--metrics", told])
-                    measured = statistics.median(step["step_seconds"] for step in metrics(told))
-                    rows.append({"delay_seconds": delay, "mbit": mbit, "loss": loss, "message_seconds": message,
-                                 "latency_seconds": latency, "p2": policy, "without_link_seconds": alone,
-                                 "predicted_seconds": predicted, "measured_seconds": measured,
-                                 "difference": predicted / measured - 1})
-                    print(f"{1e3 * delay:5.1f} ms{mbit:8}{loss:7.1%}{1e3 * message:8.1f} ms  {policy:6}{1e3 * alone:11.0f} ms"
-                          f"{1e3 * predicted:8.0f} ms{1e3 * measured:8.0f} ms{rows[-1]['difference']:+8.1%}", flush=True)
+                times = probed(hosts)
+            for policy in options.p2:
+                rounds = []
+                for _ in range(options.rounds):
+                    with two_hosts.TwoHosts() as hosts:
+                        alone = measured_step(hosts, program, policy, options.steps, folder)
+                    with two_hosts.TwoHosts(delay, mbit, loss) as hosts:
+                        measured = measured_step(hosts, program, policy, options.steps, folder)
+                    scale = fitted(program, policy, costs[policy], free, alone, folder)
+                    predicted = simulated(program, policy, costs[policy], times, folder, scale)
+                    rounds.append({"without_limit_seconds": alone, "scale": scale, "predicted_seconds": predicted, "measured_seconds": measured,
+                                   "difference": predicted / measured - 1})
+                row = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+                rows.append({"delay_seconds": delay, "mbit": mbit, "loss": loss, "message_seconds": times, "p2": policy, **row, "rounds": rounds})
+                print(f"{1e3 * delay:5.1f} ms{mbit:8}{loss:7.1%}{1e3 * times[str(message_bytes)]:8.1f} ms  {policy:6}"
+                      f"{1e3 * row['without_limit_seconds']:8.0f} ms{1e3 * row['predicted_seconds']:8.0f} ms"
+                      f"{1e3 * row['measured_seconds']:8.0f} ms{row['difference']:+12.1%}", flush=True)
     print(f"\nlargest difference: {max(abs(row['difference']) for row in rows):.1%}")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")

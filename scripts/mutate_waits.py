@@ -56,6 +56,7 @@ LINES = [
     ("NCCL: what is sent is kept", LINK, "launched(std::move(values), begin, tag);", "launched({}, begin, tag);"),
     ("NCCL: its own sums wait for their tensors", GROUP, "stream().wait(ready);", "(void)ready;"),
     ("operators are loaded before transfers", GPUS, 'set_cuda_variable("CUDA_MODULE_LOADING", "EAGER",', '(void)std::tuple("", "",'),
+    ("kernels are launched before transfers", "twobp/train/trainer.cpp", "launch_all_kernels(parts.model, measured, *parts.world);", ""),
     ("inputs are copied from pinned memory", "twobp/nn/layer.cpp", "tensor.is_cpu() ? pinned(tensor, device.type()) : tensor;", "tensor;"),
     ("workspaces of libraries come before the layers", "twobp/pipeline/pipeline.cpp", "world_.device(rank).prepare_libraries();", ""),
 ]

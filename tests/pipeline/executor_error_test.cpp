@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "tests/pipeline/support.h"
+#include "tests/transport/counted.h"
 #include "twobp/core/measure.h"
 #include "twobp/pipeline/executor/rank_executor.h"
 #include "twobp/pipeline/stage.h"
@@ -268,15 +269,20 @@ TEST(OtherOrder, IsRefusedBeforeTheStep) {
     return test::finished(std::move(schedule), P2Policy::kOff);
   };
   for (const bool swapped : {false, true}) {
-    auto ends = make_in_process_transports(2, 0);
+    std::vector<std::shared_ptr<test::Counted>> ends;
     std::vector<World> worlds;
-    for (auto& end : ends) worlds.push_back(make_process_world(std::shared_ptr<Transport>(std::move(end)), 1, 2));
+    for (auto& end : make_in_process_transports(2, 0)) {
+      ends.push_back(std::make_shared<test::Counted>(std::move(end)));
+      worlds.push_back(make_process_world(std::shared_ptr<Transport>(ends.back()), 1, 2));
+    }
     const auto run = [&] {
       run_worlds(std::move(worlds), [&](World world) {
         const bool other = swapped && world.process() == 0;
         Pipeline pipeline(model, test::no_costs(model), options_of({1, 1, 1, 1}, {0, 1, 0, 1}), std::move(world));
-        const StepPlan plan = pipeline.plan(schedule_of(other), {P2Batching::kLoop, 0});
-        for (int step = 0; step < 2; ++step) pipeline.run(plan, random_batch(2), step_request());
+        for (const P2Batching batching : {P2Batching::kLoop, P2Batching::kConcat}) {
+          const StepPlan plan = pipeline.plan(schedule_of(other), {batching, 0});
+          for (int step = 0; step < 2; ++step) pipeline.run(plan, random_batch(2), step_request());
+        }
       });
     };
     if (swapped) {
@@ -284,6 +290,11 @@ TEST(OtherOrder, IsRefusedBeforeTheStep) {
                       {"rank 1 expects from rank 0 message 2 of a step to be 1RECV_F1, but that rank sends 3RECV_F0"});
     } else {
       EXPECT_NO_THROW(run());
+      for (const auto& end : ends) {
+        int lists = 0;
+        for (const auto& [what, count] : end->sent()) lists += what.second == MessageKind::kOrder ? count : 0;
+        EXPECT_EQ(lists, 1) << "of one schedule, which two plans have";
+      }
     }
   }
 }

@@ -68,6 +68,26 @@ TEST(Agreement, NamesADifferentKeyOnEveryProcess) {
   }
 }
 
+// Of another program, its keys say nothing.
+TEST(Agreement, NamesAnotherVersionOnEveryProcess) {
+  const Config config = config_of(3);
+  std::vector<std::string> errors(3);
+  run_worlds(make_in_process_ranks(1, 3, 0), [&](World world) {
+    Facts facts = facts_of_program(config);
+    if (world.process() == 2) {
+      facts.front().second = "twobp 0.0.1, checksum 00000000";
+      facts.back().second = "another value";
+    }
+    try {
+      check_agreement(Processes(*world.processes, config.pipeline.timeout), facts);
+    } catch (const Error& error) {
+      errors[world.process()] = error.what();
+    }
+  });
+  const std::string other = "but twobp 0.0.1, checksum 00000000 on rank 2: start all of them with the same program";
+  for (const std::string& error : errors) EXPECT_NE(error.find(other), std::string::npos) << error;
+}
+
 TEST(Agreement, IgnoresKeysThatChangeNoResult) {
   const Config config = config_of(3);
   Config others = config;

@@ -1,5 +1,6 @@
 // Tests whole runs of processes that were started without MPI. Their messages go through the store where they met, and
 // their tensors through the stand-in for NCCL. They give the bits of a run in one process.
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -247,6 +248,9 @@ void fp16(Config& config) {
 void grouped(Config& config) {
   config.pipeline.sums = "nccl";
 }
+void in_pieces(Config& config) {
+  config.pipeline.bucket = "3KiB";
+}
 void sharded(Config& config) {
   config.optimizer.shard = true;
 }
@@ -268,9 +272,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, ProcessesOnDevices,
     ::testing::Values(
         OnDevices{"One", "1f1b", 1, 1}, OnDevices{"Two", "1f1b", 2, 1}, OnDevices{"TwoZbV", "zb-v", 2, 1},
-        OnDevices{"Four", "1f1b", 4, 1}, OnDevices{"TwoReplicas", "1f1b", 1, 2}, OnDevices{"TwoByTwo", "1f1b", 2, 2},
-        OnDevices{"TwoByTwoZbV", "zb-v", 2, 2}, OnDevices{"Shards", "1f1b", 2, 2, sharded},
-        OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, ahead},
+        OnDevices{"Four", "1f1b", 4, 1}, OnDevices{"TwoReplicas", "1f1b", 1, 2},
+        OnDevices{"TwoByTwo", "1f1b", 2, 2, in_pieces}, OnDevices{"TwoByTwoZbV", "zb-v", 2, 2},
+        OnDevices{"Shards", "1f1b", 2, 2, sharded}, OnDevices{"RunsAhead", "interleaved-1f1b", 2, 2, ahead},
         OnDevices{"Bf16", "zb-v", 2, 2, [](Config& c) { c.train.precision = "bf16"; }},
         OnDevices{"Fp16", "1f1b", 2, 2, fp16}, OnDevices{"Off", "1f1b", 2, 2, [](Config& c) { c.pipeline.p2 = "off"; }},
         OnDevices{"ResnetTwo", "1f1b", 2, 1, test::make_tiny_resnet},
@@ -293,10 +297,10 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"CapturedTwoByTwo", "zb-v", 2, 2, captured}, OnDevices{"AReplicaAProcess", "1f1b", 2, 2, nullptr, 2},
         // The stand-in sums in the order of the replicas, so the bits are the same.
         OnDevices{"Grouped", "zb-v", 2, 2, grouped}, OnDevices{"GroupedFourReplicas", "1f1b", 1, 4, grouped},
-        OnDevices{"GroupedShards", "1f1b", 2, 2, all_of<grouped, sharded>},
+        OnDevices{"GroupedShards", "1f1b", 2, 2, all_of<grouped, sharded, in_pieces>},
         OnDevices{"GroupedShardsFour", "1f1b", 1, 4, all_of<grouped, sharded>},
         OnDevices{"GroupedRunsAhead", "interleaved-1f1b", 2, 2, all_of<grouped, ahead>},
-        OnDevices{"GroupedFp16", "1f1b", 2, 2, all_of<grouped, fp16>},
+        OnDevices{"GroupedFp16", "1f1b", 2, 2, all_of<grouped, fp16, in_pieces>},
         OnDevices{"GroupedResnet", "1f1b", 2, 2, all_of<grouped, resnet>},
         OnDevices{"GroupedCaptured", "zb-v", 2, 2, all_of<grouped, captured>},
         OnDevices{"GroupedReplicaAProcess", "1f1b", 2, 2, grouped, 2},
@@ -339,11 +343,59 @@ TEST(StaticMessagesOnDevices, LeaveControlToTheHost) {
   }
 }
 
+// An identity layer that counts its F, I and W.
+class Counts : public Layer {
+ public:
+  explicit Counts(std::array<std::atomic<int>, 3>& counts) : counts_(counts) {}
+  Values forward(Values x, Context& /*context*/, Saved& /*saved*/) override {
+    EXPECT_TRUE(counts_[0]++ > 0 || test::transfers() == 0);
+    return x;
+  }
+  Values backward_p1(Values dy, Context& /*context*/, Saved& saved) override {
+    ++counts_[1];
+    saved.keep_until_p2(dy[0]);
+    return dy;
+  }
+  void backward_p2(std::span<Saved* const> saved) override {
+    counts_[2] += static_cast<int>(saved.size());
+    for (Saved* one : saved) one->p2(0);
+  }
+  void collect_p2(Saved& saved, std::vector<P2Unit>& units) override { units.push_back({this, &saved}); }
+
+ private:
+  std::array<std::atomic<int>, 3>& counts_;
+};
+
+// A kernel's first launch may wait for the whole GPU, and so for a transfer.
+TEST(FirstLaunches, OfEveryProcessComeBeforeTransfers) {
+  Config config = test::world_config("1f1b", 2);
+  config.pipeline.device = "privateuseone";
+  std::array<std::array<std::atomic<int>, 3>, 2> counts{};  // by process
+  std::vector<World> worlds = worlds_on_devices(config);
+  const int64_t connected = test::stand_in_nccl_state().bytes;
+  std::barrier together(2);
+  run_worlds(std::move(worlds), [&](World world) {
+    auto& mine = counts[world.process()];
+    ModelSpec model = build_model(config);
+    model.layers.insert(model.layers.begin() + 2,
+                        {"counts", "counts", [&mine] { return std::make_unique<Counts>(mine); }});
+    DataSplit data = open_data(config.data, config.model.input(), config.train.seed);
+    Trainer trainer(config, model, std::move(data), std::move(world));
+    together.arrive_and_wait();
+    for (const auto& count : mine) EXPECT_GE(count, 1);
+    EXPECT_EQ(test::stand_in_nccl_state().bytes, connected);
+    together.arrive_and_wait();
+    trainer.step();
+  });
+  EXPECT_GT(test::stand_in_nccl_state().bytes, connected);
+}
+
 // Gradients go to the replica that updates them, and its weights to the others: as many bytes as sums that all replicas
 // get.
 TEST(ShardsOnDevices, SendAsMuchAsWholeSums) {
   const auto bytes = [](bool shard) {
     Config config = config_of("1f1b", 2);
+    test::llama_of(config).tied = false;  // of a tied weight, all replicas get the sum
     config.optimizer.shard = shard;
     config.pipeline.device = "privateuseone";
     test::stand_in_nccl_state().bytes = 0;
@@ -537,6 +589,57 @@ EndOfRun end_of_run(const std::function<void(World& world)>& instead_of_a_step) 
   }
   EXPECT_LT(now_seconds() - begin, 30);
   return {what, aborted};
+}
+
+// Describes the messages of F, also those whose receiver expects no description, from the third step on.
+class Describes : public Transport {
+ public:
+  explicit Describes(End to) : to_(std::move(to)) {}
+  int rank() const override { return to_->rank(); }
+  int size() const override { return to_->size(); }
+  void isend(int to, const Tag& tag, Values values) override { to_->isend(to, tag, std::move(values)); }
+  bool expect(int from, const Tag& tag, const Forms& forms) override { return to_->expect(from, tag, forms); }
+  void isend_expected(int to, const Tag& tag, Values values) override {
+    if (tag.kind == MessageKind::kForward && tag.step >= 3) return isend(to, tag, std::move(values));
+    to_->isend_expected(to, tag, std::move(values));
+  }
+  bool try_receive(int from, const Tag& tag, Values& values) override { return to_->try_receive(from, tag, values); }
+  Values receive(int from, const Tag& tag, double timeout) override { return to_->receive(from, tag, timeout); }
+  void progress() override { to_->progress(); }
+  std::optional<int> unsent_to() override { return to_->unsent_to(); }
+  void abort(const std::string& reason) override { to_->abort(reason); }
+  std::optional<Failure> first_failure() const override { return to_->first_failure(); }
+
+ private:
+  End to_;
+};
+
+TEST(ProcessesThatEnd, ADescriptionWhereNoneIsDueNamesRankAndInstruction) {
+  const Config config = config_of("1f1b", 1);
+  auto hosts = make_in_process_transports(2, kNoSpin);
+  NcclOptions options;
+  options.tensors = at::kCPU;
+  auto worlds = worlds_of(config, [&](int process, int processes) -> End {
+    const Device device = test::stand_in_device(process);
+    return std::make_shared<Describes>(
+        test::by_way_of(device, make_nccl_transport(End(std::move(hosts[process])), test::stand_in_nccl(), device,
+                                                    test::all_links(processes), options)));
+  });
+  std::atomic<int> aborted = 0;
+  test::expect_error(
+      [&] {
+        run_worlds(std::move(worlds), [&](World world) {
+          Trainer trainer(config, std::move(world));
+          try {
+            for (int step = 0; step < kSteps; ++step) trainer.step();
+          } catch (const Aborted&) {
+            ++aborted;
+            throw;
+          }
+        });
+      },
+      {"rank 1, step 3, 1", "rank 0 sent a description of the input of stage 1"});  // 1F or 1RECV_F
+  EXPECT_EQ(aborted, 1);
 }
 
 TEST(ProcessesThatEnd, WithAnErrorEndAllWithIt) {

@@ -91,7 +91,8 @@ Config replicated(const std::string& schedule, int replicas, int ranks) {
 
 TEST(Replicas, ProcessesGiveTheBitsOfThreads) {
   for (const char* schedule : {"1f1b", "zb-v"}) {
-    const Config config = replicated(schedule, 2, 2);
+    Config config = replicated(schedule, 2, 2);
+    config.pipeline.bucket = "3KiB";  // several pieces of the tied table
     const RunOutcome threads = run_in(make_in_process_worlds(2, 2, kNoSpin), config, kSteps);
     const RunOutcome processes = run_in(a_process_a_rank(config, 2), config, kSteps);
     expect_same_run(threads, processes, schedule);

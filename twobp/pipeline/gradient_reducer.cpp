@@ -236,10 +236,13 @@ void GradientReducer::fail_to_sum(size_t bucket, double timeout) const {
   twobp::fail("the gradients of ", describe(bucket), " were not summed over replicas within ", timeout, " s", missing);
 }
 
-void GradientReducer::finish(const Patience& patience) {
+void GradientReducer::finish(const Patience& patience, const std::function<void()>& meanwhile) {
   note_made(/*all=*/true);
   AllSums sums(*this);
-  wait_for(sums, patience);
+  wait_for(sums, patience, [&] {
+    if (meanwhile && made_.empty()) meanwhile();
+    return false;
+  });
   device_.compute().wait(device_.sums().record());
   replicas_.flush(patience.timeout);  // here, so that the meter sees the release of sent messages
 }

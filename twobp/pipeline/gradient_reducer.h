@@ -8,6 +8,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -71,8 +72,9 @@ class GradientReducer {
   // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the replicas, for work
   // that is launched into the compute stream from now on. If items have cuts, this holds of the replica's own numbers;
   // the others may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
-  // Throws Aborted. Throws Error, naming the bucket's layers, if none of the sums ends within the time-out.
-  void finish(const Patience& patience);
+  // `meanwhile` is called between two looks, once all sums have begun. Throws Aborted. Throws Error, naming the
+  // bucket's layers, if none of the sums ends within the time-out.
+  void finish(const Patience& patience, const std::function<void()>& meanwhile = {});
   // Of streamed gradients whose sums have begun, those that still have memory, because a replica has not read it or
   // take_summed() has not given them out, take at most the bytes of a bucket. Outlived by this object.
   std::unique_ptr<Wait> room();

@@ -217,7 +217,8 @@ std::shared_ptr<const StepPlan> Pipeline::renewed(const StepPlan& plan) {
   };
   auto kept = std::ranges::find_if(renewed_, is_same);
   if (kept == renewed_.end()) {
-    agree_on_messages(plan.schedule);
+    const auto compared = [&](const auto& other) { return other->schedule == plan.schedule; };
+    if (std::ranges::none_of(renewed_, compared)) agree_on_messages(plan.schedule);
     kept = renewed_.insert(renewed_.end(), std::make_shared<const StepPlan>(plan));
   }
   if ((*kept)->largest != largest_ || (!plan.fixed.empty() && (*kept)->fixed != fixed_bytes())) {

@@ -57,6 +57,16 @@ void check_world(const PipelineConfig& config, const PipelineShape& shape, const
               "\", but this world's ranks have ", world.devices.empty() ? "no devices" : "devices");
 }
 
+// A kernel's first launch may wait for the whole GPU. In a step, it could wait for a transfer whose peer waits for this
+// rank, so every process launches the kernels of F, I and W before. The first one does when it measures.
+void launch_all_kernels(const ModelSpec& model, const ProfiledBatch& batch, const World& world) {
+  if (world.process_count() == 1) return;
+  for (const int rank : world.local_ranks()) {
+    const bool measures = world.is_first() && rank == world.local_ranks().front();
+    if (world.device(rank).asynchronous() && !measures) measure_bytes(model, batch.fields, world.device(rank));
+  }
+}
+
 // The first process opens the data first. The others then find the files that it makes from text (token
 // files).
 DataSplit open_in_turn(const Config& config, const World& world) {
@@ -192,6 +202,7 @@ Trainer::Trainer(const Config& config, Parts parts)
     }
     return measured_slices(parts.model, measured, config.pipeline, parts.world->device(rank), /*seconds=*/0.3, step);
   };
+  launch_all_kernels(parts.model, measured, *parts.world);
   SliceProfiles slices =
       agreed_slices(*parts.world->processes, parts.model, config.pipeline.slices, measure, config.pipeline.timeout);
   const Profile profile = sum_of(slices);

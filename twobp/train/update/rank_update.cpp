@@ -15,16 +15,13 @@
 #include "twobp/pipeline/stage.h"
 #include "twobp/train/update/optimizer.h"
 #include "twobp/train/update/square_sums.h"
+#include "twobp/train/update/tied_sum.h"
 #include "twobp/transport/message.h"
 #include "twobp/transport/subgroup.h"
 #include "twobp/transport/world.h"
 
 namespace twobp {
 namespace {
-
-Tag tied_tag(int64_t step, size_t weight, int use) {
-  return {step, static_cast<int>(weight), use, MessageKind::kTiedGradient};
-}
 
 Tag updated_tag(int64_t step, size_t weight) {
   return {step, static_cast<int>(weight), 0, MessageKind::kTiedWeight};
@@ -168,13 +165,13 @@ std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& resul
 }
 
 void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
-  send_tied(step);
+  const std::vector<std::unique_ptr<TiedSum>> tied = begin_tied_sums(step);
   if (reducer_) {
-    reducer_->finish(patience());
+    reducer_->finish(patience(), [&] { static_cast<void>(std::ranges::all_of(tied, &TiedSum::ready)); });
     if (const std::vector<Parameter*> rest = reducer_->take_summed(); !rest.empty()) apply(lr, rest);
   }
-  sum_tied(step);
-  sum_others();
+  for (const auto& sum : tied) wait_for(*sum, patience());
+  average_buffers();
   at::Tensor squares;
   const bool finite = sum_squares(squares);
   const bool depends = settings_.depends_on_norm(scale_);
@@ -204,70 +201,21 @@ void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   take(step, lr, factor);
 }
 
-// Every rank that updates the weight gets every use's gradient, and adds them in the same order.
-void RankUpdate::send_tied(int64_t step) {
-  Transport& transport = pipeline_.rank(rank_).transport();
+std::vector<std::unique_ptr<TiedSum>> RankUpdate::begin_tied_sums(int64_t step) {
+  std::vector<std::unique_ptr<TiedSum>> sums;
+  int first = reducer_ ? static_cast<int>(reducer_->buckets().size()) + 1 : 0;
   for (size_t w = 0; w < uses_.all.size(); ++w) {
-    const UsedWeight& weight = uses_.all[w];
-    std::set<int> ranks = weight.ranks_of_tied(rank_);
-    if (weight.shared && !ranks.empty()) ranks = {weight.uses.front().rank};
-    ranks.erase(rank_);
-    for (size_t u = 0; u < weight.uses.size() && !ranks.empty(); ++u) {
-      if (weight.uses[u].rank != rank_) continue;
-      at::Tensor grad = weight.uses[u].parameter->grad_to_add();
-      // This rank may overwrite it at once, unless it waits for the shared weight.
-      if (!weight.shared) grad = grad.clone();
-      for (const int to : ranks) transport.isend(to, tied_tag(step, w, static_cast<int>(u)), {grad});
-    }
+    if (uses_.all[w].ranks_of_tied(rank_).empty()) continue;
+    sums.push_back(std::make_unique<TiedSum>(
+        uses_.all[w], TiedSum::Options{.ranks = pipeline_.rank(rank_).transport(),
+                                       .replicas = reducer_ ? pipeline_.world().data[rank_].get() : nullptr,
+                                       .step = step,
+                                       .weight = static_cast<int>(w),
+                                       .piece_bytes = settings_.bucket_bytes,
+                                       .first_sum = first}));
+    first += static_cast<int>(sums.back()->pieces());
   }
-}
-
-void RankUpdate::sum_tied(int64_t step) {
-  for (size_t w = 0; w < uses_.all.size(); ++w) {
-    const UsedWeight& weight = uses_.all[w];
-    if (weight.ranks_of_tied(rank_).empty()) continue;
-    Parameter* own = weight.on(rank_);
-    if (own != nullptr && own->shares_grad()) {
-      const WeightUse& other = weight.uses[1];
-      if (other.rank == rank_) {
-        other.parameter->grad_to_add();
-        other.parameter->forget_grad();
-      } else {
-        MessageWait added(pipeline_.rank(rank_).transport(), other.rank, tied_tag(step, w, 1));
-        wait_for(added, patience());
-      }
-      const MemoryMeter::Scope scope(weight.uses.front().stage, MemoryCategory::kGradients);
-      own->join_grad();
-      continue;
-    }
-    const at::Tensor sum = own != nullptr ? sum_of_uses(step, w) : at::Tensor();
-    for (const WeightUse& use : weight.uses) {
-      if (use.rank == rank_) use.parameter->forget_grad();
-    }
-    if (own == nullptr) continue;
-    own->mark_grad_written();
-    if (!sum.is_same(own->grad)) own->grad.copy_(sum);
-  }
-}
-
-at::Tensor RankUpdate::sum_of_uses(int64_t step, size_t weight) {
-  Transport& transport = pipeline_.rank(rank_).transport();
-  at::Tensor sum;
-  for (size_t u = 0; u < uses_.all[weight].uses.size(); ++u) {
-    const WeightUse& use = uses_.all[weight].uses[u];
-    at::Tensor grad;
-    if (use.rank == rank_) {
-      grad = use.parameter->grad_to_add();
-    } else {
-      MessageWait there(transport, use.rank, tied_tag(step, weight, static_cast<int>(u)));
-      wait_for(there, patience());
-      grad = there.values[0];
-    }
-    // The gradient of this rank may be overwritten, but no message.
-    const bool overwrites = uses_.all[weight].uses.front().rank == rank_;
-    sum = !sum.defined() ? grad : overwrites ? sum.add_(grad) : sum + grad;
-  }
-  return sum;
+  return sums;
 }
 
 void RankUpdate::hand_on_shared(int64_t step) {
@@ -288,21 +236,18 @@ void RankUpdate::hand_on_shared(int64_t step) {
   }
 }
 
-void RankUpdate::sum_others() {
+void RankUpdate::average_buffers() {
   if (!reducer_) return;
   Transport& replicas = *pipeline_.world().data[rank_];
   for (const UsedWeight& weight : uses_.all) {
     Parameter* parameter = weight.on(rank_);
-    if (parameter == nullptr) continue;
-    if (!weight.ranks_of_tied(rank_).empty()) all_reduce_sum(replicas, parameter->grad_to_add(), patience());
-    if (parameter->is_buffer()) {  // every replica has changed it in its own way
-      all_reduce_sum(replicas, parameter->value, patience());
-      if (parameter->counts_tokens()) continue;
-      if (parameter->value.is_floating_point()) {
-        parameter->value.div_(replicas.size());
-      } else {
-        parameter->value.div_(replicas.size(), "floor");
-      }
+    if (parameter == nullptr || !parameter->is_buffer()) continue;
+    all_reduce_sum(replicas, parameter->value, patience());
+    if (parameter->counts_tokens()) continue;
+    if (parameter->value.is_floating_point()) {
+      parameter->value.div_(replicas.size());
+    } else {
+      parameter->value.div_(replicas.size(), "floor");
     }
   }
 }

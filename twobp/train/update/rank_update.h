@@ -31,6 +31,7 @@ namespace twobp {
 // The weights of a model and where they are used. A weight that several layers use is tied (parameters of one name).
 
 class Pipeline;
+class TiedSum;
 
 struct WeightUse {
   Parameter* parameter = nullptr;  // null: on another process
@@ -155,16 +156,14 @@ class RankUpdate {
   // Leaves of the items, and of the masters, what this replica updates.
   void keep_own(std::vector<Optimizer::Item>& items) const;
   void sum_over_replicas();
-  void send_tied(int64_t step);
-  void sum_tied(int64_t step);
-  // The sum of this rank's uses and those that come by messages, in model order.
-  at::Tensor sum_of_uses(int64_t step, size_t weight);
+  // Of the weights that this rank uses, in one order on all ranks.
+  std::vector<std::unique_ptr<TiedSum>> begin_tied_sums(int64_t step);
   // The sums over the ranks, and the step or what presumes it.
   void sum_and_take(int64_t step, double lr, UpdateResult& result);
   // Waits until shared weights are updated, or says so.
   void hand_on_shared(int64_t step);
-  // Sums what is in no bucket: tied weights' gradients, and buffers, which are averaged.
-  void sum_others();
+  // Over replicas: each has changed them in its own way.
+  void average_buffers();
   // By layer, of the gradients that this rank has of the weights that it uses first: those that count. Returns whether
   // all are finite, also those that count on another replica.
   bool sum_squares(at::Tensor& squares);
