@@ -7,7 +7,6 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -471,14 +470,15 @@ std::unique_ptr<ModelPlan> plan_with(int experts, PlanOptions options, Config co
   return plan_of(options, config);
 }
 
-// The numbers of replicas that share experts to be tried.
+// The numbers of replicas that share experts to be tried; in a search, that of the configuration first.
 std::vector<int> experts_of(const PlanOptions& options, const Config& config) {
   if (!options.experts.empty()) return parse_counts("--experts", options.experts);
   if (!options.search || !options.costs.empty()) return {config.pipeline.experts};
   const std::vector<int> replicas = request_of(options, config).data_parallel;
   const int most = replicas.empty() ? options.devices : *std::ranges::max_element(replicas);
-  std::vector<int> all(static_cast<size_t>(most));
-  std::iota(all.begin(), all.end(), 1);
+  std::vector<int> all = {config.pipeline.experts};
+  for (int experts = 1; experts <= most; ++experts)
+    if (experts != config.pipeline.experts) all.push_back(experts);
   return all;
 }
 
@@ -491,17 +491,19 @@ std::vector<std::unique_ptr<ModelPlan>> plans_of(const PlanOptions& options) {
   }
   const Config config = load_config(options.config, options.overrides);
   std::vector<std::string> refusals;
+  bool refused_own = false;  // the number of the configuration, which a search tries first
   for (const int experts : experts_of(options, config)) {
     try {
       plans.push_back(plan_with(experts, options, config));
     } catch (const Error& error) {  // data that its groups cannot share, for example
+      refused_own = refused_own || experts == config.pipeline.experts;
       if (std::ranges::find(refusals, error.what()) == refusals.end()) refusals.emplace_back(error.what());
     }
   }
+  // A search tries numbers that nobody asked for.
+  if (options.experts.empty()) refusals.resize(refused_own ? 1 : 0);
   TWOBP_CHECK(!plans.empty(), join(refusals, "; "));
-  if (!options.experts.empty()) {
-    for (const std::string& why : refusals) std::cout << "left out: " << why << '\n';
-  }
+  for (const std::string& why : refusals) std::cout << "left out: " << why << '\n';
   std::ranges::stable_sort(plans, std::greater<>(), [](const auto& one) {
     return one->result.best.empty() ? 0.0 : one->result.best.front().samples_per_second();
   });

@@ -272,7 +272,7 @@ TEST(GradientReducer, HasRoomWhenStreamedGradientsAreRead) {
       const std::unique_ptr<Wait> room = reducer.room();
       if (r == 1) {
         turn.arrive_and_wait();
-        make({5, 4});
+        make({5, 4, 3, 2, 1});
         wait_for(*room, kTimeout, forget);
         turn.arrive_and_wait();
         return;
@@ -281,7 +281,10 @@ TEST(GradientReducer, HasRoomWhenStreamedGradientsAreRead) {
       make({5});
       forget();
       EXPECT_TRUE(room->ready()) << "at most a bucket";
-      make({4});
+      make({4, 3, 2});
+      forget();
+      EXPECT_TRUE(room->ready()) << "at most three of the largest";
+      make({1});
       forget();
       EXPECT_FALSE(room->ready());
       expect_contains(error_of([&] { wait_for(*room, 0.05, forget); }), {"layer 2", "not summed over replicas"});

@@ -447,6 +447,9 @@ TEST_F(PlanModel, KnowsExperts) {
   // A model without experts.
   expect_one_message({"plan", config_, "--data-parallel", "2", "--experts", "2"},
                      {"pipeline.experts is 2", "no layer of the model has experts"});
+  // A search names no number that nobody asked for.
+  const auto none = expect_one_message({"plan", config_, "--devices", "8", "--ranks", "3", "--search"}, {"8 devices"});
+  EXPECT_EQ(none.err.find("pipeline.experts"), std::string::npos) << none.err;
 }
 
 TEST_F(PlanModel, ReadsCostsWithoutAConfiguration) {

@@ -223,10 +223,12 @@ class Late : public Observer {
     const MemoryUse use = pipeline_.meter().rank_use(0);
     const std::lock_guard lock(mutex_);
     most = std::max(most, use.now[static_cast<size_t>(MemoryCategory::kGradients)]);
+    at_peak = use.at_peak[static_cast<size_t>(MemoryCategory::kGradients)];
     std::this_thread::sleep_for(by_);
   }
 
   int64_t most = 0;
+  int64_t at_peak = 0;
 
  private:
   Pipeline& pipeline_;
@@ -234,15 +236,15 @@ class Late : public Observer {
   std::mutex mutex_;
 };
 
-// A replica that is ahead waits before the gradients in its sums take more than a bucket, here nothing: beside one that
-// is made, it holds those of I, and what it has sent: at most as much again, and copies of small ones. No ranks wait
-// for each other in a circle.
+// A replica that is ahead waits before the gradients in its sums take more than three of the largest: beside one that
+// is made, it holds those of I, what it sends, and copies of small ones. No ranks wait for each other in a circle.
 TEST(DataParallel, StreamedGradientsDoNotPileUp) {
   for (const int replicas : {2, 3}) {
     for (const int ranks : {1, 2, 3}) {
       Config config = config_of(replicas);
       test::llama_of(config).tied = false;
       test::llama_of(config).hidden = 640;
+      test::llama_of(config).layers = 8;
       config.train.clip_norm = 0;
       config.pipeline.ranks = ranks;
       config.pipeline.micro_batches = ranks + 1;
@@ -276,9 +278,10 @@ TEST(DataParallel, StreamedGradientsDoNotPileUp) {
               });
           expect_same_run(kept, streamed, what);
           if (ranks > 1) continue;
-          const int64_t most = 2 * largest + of_p1 + replicas * (16 << 10);
-          ASSERT_LT(2 * most, all);
+          const int64_t most = 5 * largest + of_p1 + replicas * (16 << 10);
+          ASSERT_LT(3 * most, 2 * all);
           EXPECT_LE(late[0]->most, most) << what;
+          EXPECT_LE(late[0]->at_peak, most) << what;
         }
       }
     }

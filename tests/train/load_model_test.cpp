@@ -314,5 +314,10 @@ TEST_F(LoadModel, RefusesAHugeModelWithoutAllocating) {
   refuse([](Tensors&) {}, {"model.embed_tokens.weight is [64, 32] instead of [16777216, 1048576]", "more"});
 }
 
+TEST_F(LoadModel, RefusesUnknownTypesByName) {
+  write([](Tensors& t) { t["model.norm.weight"] = at::ones({32}, at::kInt); });
+  expect_error([&] { Trainer{config_}; }, {"model.norm.weight", "Int"});
+}
+
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

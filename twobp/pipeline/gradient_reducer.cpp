@@ -152,6 +152,7 @@ void GradientReducer::start_next() {
   if (bucket.streams()) {
     const at::Storage& memory = (bucket.by_source() ? terms : bucket.flat).storage();
     in_sums_.push_back({next_, memory.getWeakStorageImpl(), static_cast<int64_t>(memory.nbytes())});
+    largest_ = std::max(largest_, in_sums_.back().bytes);
   }
   if (bucket.by_source()) {
     running_.push_back({next_, std::make_unique<AllReduceOfTerms>(*holders_, terms, number)});
@@ -211,7 +212,7 @@ class GradientReducer::Room : public Wait {
     std::erase_if(reducer_.in_sums_, [](const InSum& one) { return one.memory.expired(); });
     int64_t bytes = 0;
     for (const InSum& one : reducer_.in_sums_) bytes += one.bytes;
-    return bytes <= reducer_.bucket_bytes_;
+    return bytes <= std::max(reducer_.bucket_bytes_, 3 * reducer_.largest_);
   }
   size_t progress() const override { return reducer_.next_ - reducer_.in_sums_.size(); }  // those that are gone
   [[noreturn]] void fail(double timeout) const override {
@@ -229,7 +230,7 @@ std::unique_ptr<Wait> GradientReducer::room() {
 void GradientReducer::fail_to_sum(size_t bucket, double timeout) const {
   std::string missing;
   try {
-    if (!running_.empty()) running_.front().sum->fail(0);
+    if (!running_.empty()) running_.front().sum->fail(timeout);
   } catch (const Error& error) {
     missing = concat(": ", error.what());
   }

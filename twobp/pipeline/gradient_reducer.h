@@ -76,7 +76,8 @@ class GradientReducer {
   // bucket's layers, if none of the sums ends within the time-out.
   void finish(const Patience& patience, const std::function<void()>& meanwhile = {});
   // Of streamed gradients whose sums have begun, those that still have memory, because a replica has not read it or
-  // take_summed() has not given them out, take at most the bytes of a bucket. Outlived by this object.
+  // take_summed() has not given them out, take at most the bytes of a bucket or of three of the largest, so that sums
+  // run beside W. Outlived by this object.
   std::unique_ptr<Wait> room();
 
   struct Bucket {
@@ -121,6 +122,7 @@ class GradientReducer {
   Transport* holders_;
   Device device_;
   int64_t bucket_bytes_;
+  int64_t largest_ = 0;  // bytes of the largest streamed gradient so far
   std::vector<Bucket> buckets_;
   size_t next_ = 0;               // the first bucket that has not started
   std::deque<DeviceEvent> made_;  // from this bucket on: passes when the bucket's gradients are there

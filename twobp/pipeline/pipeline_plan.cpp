@@ -158,7 +158,6 @@ void Pipeline::stream_gradients(const std::vector<bool>& stages) {
       }
     }
   });
-  meter_->reset_peaks();  // nothing has touched the memory of gradients yet
 }
 
 namespace {

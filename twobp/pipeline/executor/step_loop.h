@@ -172,10 +172,10 @@ class StepLoop {
   bool run_w(const std::optional<WUnits>& units) { return run_w(units, 0, plan_.schedule.micro_batches); }
   // Runs one unit of W with these micro-batches.
   void run_unit(std::span<const WUnits> together);
-  // See WQueue::take_by_layer. The rank has no messages left. So if its replica is ahead of others, it waits before
-  // streamed gradients pile up in sums. Ranks never wait in a circle: nobody needs a message of one that waits here, so
-  // all come to their ends, where replicas begin the same sums in one order. What the last of them has begun all have,
-  // so it waits for nothing that another has yet to compute, and goes on.
+  // See WQueue::take_by_layer. If the replica is ahead of others, it waits before streamed gradients pile up in sums.
+  // Ranks never wait in a circle: no F or I of the schedule needs a message of one that waits here, and who needs its
+  // exchange of experts has begun the same sums. So all come to their ends, where replicas begin the same sums in one
+  // order. What the last of them has begun all have, so it waits for nothing that another has yet to compute.
   void run_w_by_layer(int stage, int units);
   // Runs `w` in the middle of an F or I.
   template <typename RunW>

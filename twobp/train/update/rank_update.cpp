@@ -23,6 +23,9 @@
 namespace twobp {
 namespace {
 
+// The least bytes of a piece of a tied weight's gradient: each takes a message there and back.
+constexpr int64_t kLeastPieceBytes = 1 << 20;
+
 Tag updated_tag(int64_t step, size_t weight) {
   return {step, static_cast<int>(weight), 0, MessageKind::kTiedWeight};
 }
@@ -211,7 +214,7 @@ std::vector<std::unique_ptr<TiedSum>> RankUpdate::begin_tied_sums(int64_t step) 
                                        .replicas = reducer_ ? pipeline_.world().data[rank_].get() : nullptr,
                                        .step = step,
                                        .weight = static_cast<int>(w),
-                                       .piece_bytes = settings_.bucket_bytes,
+                                       .piece_bytes = std::max(settings_.bucket_bytes, kLeastPieceBytes),
                                        .first_sum = first}));
     first += static_cast<int>(sums.back()->pieces());
   }

@@ -81,6 +81,7 @@ void Update::make_savepoints(bool float16) {
 
 void Update::gradients_are_streamed() {
   pipeline_.on_ranks([&](int rank) { ranks_[rank]->renew_sums(); });
+  pipeline_.meter().reset_peaks();  // whole gradients were held until here, and are gone
 }
 
 void Update::show_gradients_to(const std::shared_ptr<Observer>& observer) {
