@@ -614,7 +614,7 @@ class Describes : public Transport {
   End to_;
 };
 
-TEST(ProcessesThatEnd, ADescriptionWhereNoneIsDueNamesRankAndInstruction) {
+TEST(ProcessesThatEnd, ADescriptionWhereNoneIsDueIsNamed) {
   const Config config = config_of("1f1b", 1);
   auto hosts = make_in_process_transports(2, kNoSpin);
   NcclOptions options;
@@ -638,7 +638,7 @@ TEST(ProcessesThatEnd, ADescriptionWhereNoneIsDueNamesRankAndInstruction) {
           }
         });
       },
-      {"rank 1, step 3, 1", "rank 0 sent a description of the input of stage 1"});  // 1F or 1RECV_F
+      {"rank 0 sent a description of the input of stage 1, micro-batch 0, step 3, which rank 1 expects without one"});
   EXPECT_EQ(aborted, 1);
 }
 
