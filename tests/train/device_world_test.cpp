@@ -638,7 +638,7 @@ TEST(ProcessesThatEnd, ADescriptionWhereNoneIsDueIsNamed) {
           }
         });
       },
-      {"rank 0 sent a description of the input of stage 1, micro-batch ", "step 3, which rank 1 expects without one"});
+      {"rank 0 sent a description of the input of stage 1, micro-batch ", "step 3", "rank 1 expects", "without one"});
   EXPECT_EQ(aborted, 1);
 }
 
