@@ -631,14 +631,14 @@ TEST(ProcessesThatEnd, ADescriptionWhereNoneIsDueIsNamed) {
         run_worlds(std::move(worlds), [&](World world) {
           Trainer trainer(config, std::move(world));
           try {
-            for (int step = 0; step < kSteps; ++step) trainer.step();
+            for (int step = 0; step < 50; ++step) trainer.step();  // those that come early are taken
           } catch (const Aborted&) {
             ++aborted;
             throw;
           }
         });
       },
-      {"rank 0 sent a description of the input of stage 1, micro-batch ", "step 3", "rank 1 expects", "without one"});
+      {"rank 0 sent a description of the input of stage 1, micro-batch ", ", step ", "rank 1 expects", "without one"});
   EXPECT_EQ(aborted, 1);
 }
 
