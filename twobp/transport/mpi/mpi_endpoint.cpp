@@ -26,10 +26,9 @@ std::optional<int> tag_of_expected(const Tag& tag, int tags) {
 constexpr double kPoliteAfter = 200e-6;
 // Seconds of spinning if processes share cores.
 constexpr double kSharedCoreSpin = 50e-6;
-// Sleeps between polls grow: each is this fraction of the time waited, less if the core has nothing else to do. So a
-// frozen peer costs no core, and a late message costs little time.
-constexpr double kSleepPart = 0.001;
-constexpr double kSharedCoreSleepPart = 0.01;
+// Sleeps between polls grow: each is this fraction of the time waited. So a frozen peer costs no core, and a late
+// message costs little time.
+constexpr double kSleepPart = 0.01;
 constexpr double kLeastSleep = 5e-6;  // seconds
 constexpr double kMostSleep = 1e-3;
 // Seconds for an aborting rank to send its reason.
@@ -269,7 +268,7 @@ bool MpiEndpoint::wait(double timeout, Done&& done) {
       if (!spins_ || waited > kPoliteAfter) sched_yield();
       continue;
     }
-    const double sleep = std::clamp((spins_ ? kSleepPart : kSharedCoreSleepPart) * waited, kLeastSleep, kMostSleep);
+    const double sleep = std::clamp(kSleepPart * waited, kLeastSleep, kMostSleep);
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(sleep, timeout - waited)));
   }
 }
