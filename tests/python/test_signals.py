@@ -25,20 +25,24 @@ def handler():
 
 
 def strike(after, times=1, number=signal.SIGINT):
+    """Sends signals from another thread. Returns an event that is set after the last one."""
+    sent = threading.Event()
+
     def send():
         for _ in range(times):
             os.kill(os.getpid(), number)
             time.sleep(0.01)
-    timer = threading.Timer(after, send)
-    timer.start()
-    return timer
+        sent.set()
+    threading.Timer(after, send).start()
+    return sent
 
 
-def join(timer):
-    """Waits for the last signal, which may come after the call."""
-    while timer.is_alive():
+def wait_for(sent):
+    """Waits for the last signal, which may come after the call. Not by Thread.join: an interrupted one returns at once from then on."""
+    while True:
         try:
-            timer.join()
+            sent.wait()
+            return
         except KeyboardInterrupt:
             pass
 
@@ -69,11 +73,11 @@ def test_ctrl_c_at_each_place_of_a_step(make, vectors, states, monkeypatch, plac
     trainer = make(schedule="1f1b", pin=False)
     monkeypatch.delenv("TWOBP_FAIL")
     first = trainer.step(vectors)
-    timer = strike(SLEEP / 2, times)
+    sent = strike(SLEEP / 2, times)
     with pytest.raises(KeyboardInterrupt) as raised:
         trainer.step(vectors)
         pytest.fail("the signal was lost")
-    join(timer)
+    wait_for(sent)
     if counts:
         assert str(raised.value) == "step 2 counts: trainer.last_result has its result"
         assert trainer.last_result.step == 2 and trainer.last_result.loss < first.loss
@@ -91,10 +95,10 @@ def test_what_another_handler_raises_is_told_too(make, vectors, monkeypatch):
     trainer = make()
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        timer = strike(SLEEP / 2, number=signal.SIGTERM)
+        sent = strike(SLEEP / 2, number=signal.SIGTERM)
         with pytest.raises(SystemExit) as raised:
             trainer.step(vectors)
-        timer.join()
+        sent.wait()
     finally:
         signal.signal(signal.SIGTERM, before)
     assert raised.value.code == 143 and trainer.last_result.step == trainer.steps_done == 1
@@ -108,9 +112,9 @@ def test_a_handler_that_raises_nothing_lets_the_step_run(make, vectors, states, 
     monkeypatch.setenv("TWOBP_FAIL", f"F:step=2:rank=0:micro_batch=0:seconds={SLEEP}")
     trainer = make(schedule="1f1b", pin=False)
     trainer.step(vectors)
-    timer = strike(SLEEP / 2)
+    sent = strike(SLEEP / 2)
     assert trainer.step(vectors).step == 2
-    timer.join()
+    sent.wait()
     assert seen == [1] and same(trainer.state_dict(), states[2])
 
 
@@ -175,16 +179,16 @@ def test_ctrl_c_during_an_evaluation():
     trainer = twobp.Trainer(model={"type": "mlp", "dim": 512, "layers": 8}, example=micro_batch, ranks=2, micro_batches=64, pin=False,
                             optimizer=twobp.SGD(lr=0.1, average=0.9))
     trainer.step([micro_batch])
-    state, timer = trainer.state_dict(), None
+    state, sent = trainer.state_dict(), None
 
     def batches():
-        nonlocal timer
+        nonlocal sent
         yield [micro_batch]
-        timer = strike(0.05)
+        sent = strike(0.05)
         yield [micro_batch] * 64  # takes longer
     with pytest.raises(KeyboardInterrupt, match="the evaluation was given up: it has changed nothing"):
         trainer.evaluate(batches())
-    timer.join()
+    sent.wait()
     assert same(trainer.state_dict(), state) and trainer.evaluate([[micro_batch]]).loss > 0
 
     def batches():
@@ -217,16 +221,16 @@ def test_random_moments(make, vectors):
     signal.signal(signal.SIGINT, handler)
     for _ in range(60):
         before, times, results, error = trainer.steps_done, generator.choice([1, 1, 2]), [], None
-        timer = strike(generator.uniform(0, whole), times)
+        sent = strike(generator.uniform(0, whole), times)
         try:
             armed = True
             results.append(trainer.step(vectors))
-            timer.join()
+            sent.wait()
         except KeyboardInterrupt as raised:
             error = raised
             armed = False
         armed = False
-        timer.join()
+        wait_for(sent)
         done, texts = trainer.steps_done - before, list(texts_of(error))
         outcomes += texts
         assert same(trainer.state_dict(), states[trainer.steps_done])
