@@ -240,11 +240,11 @@ class Late : public Observer {
 // is made, it holds those of I, what it sends, and copies of small ones. No ranks wait for each other in a circle.
 TEST(DataParallel, StreamedGradientsDoNotPileUp) {
   for (const int replicas : {2, 3}) {
-    for (const int ranks : {1, 2, 3}) {
+    for (int ranks = 1; ranks + replicas <= 5; ++ranks) {
       Config config = config_of(replicas);
       test::llama_of(config).tied = false;
       test::llama_of(config).hidden = 640;
-      test::llama_of(config).layers = 8;
+      test::llama_of(config).layers = 8 * ranks;
       config.train.clip_norm = 0;
       config.pipeline.ranks = ranks;
       config.pipeline.micro_batches = ranks + 1;
@@ -252,8 +252,9 @@ TEST(DataParallel, StreamedGradientsDoNotPileUp) {
       const RunOutcome kept = run(config);
       config.pipeline.gradients = "streamed";
       config.pipeline.bucket = "1";
-      for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
-        if (schedule == "zb-v" && ranks == 1) continue;
+      const std::vector<std::string> schedules =
+          ranks == 1 ? std::vector<std::string>{"1f1b", "gpipe"} : std::vector<std::string>{"1f1b", "zb-v"};
+      for (const std::string& schedule : schedules) {
         config.pipeline.schedule = schedule;
         for (const bool shard : {false, true}) {
           config.optimizer.shard = shard;
@@ -277,9 +278,8 @@ TEST(DataParallel, StreamedGradientsDoNotPileUp) {
                 }
               });
           expect_same_run(kept, streamed, what);
-          if (ranks > 1) continue;
           const int64_t most = 5 * largest + of_p1 + replicas * (16 << 10);
-          ASSERT_LT(3 * most, 2 * all);
+          ASSERT_LT(2 * ranks * most, all) << "a stage has more";
           EXPECT_LE(late[0]->most, most) << what;
           EXPECT_LE(late[0]->at_peak, most) << what;
         }

@@ -209,10 +209,7 @@ class GradientReducer::Room : public Wait {
   bool ready() override {
     reducer_.progress();
     reducer_.replicas_.unsent_to();  // throws Aborted, also if this replica awaits no sum
-    std::erase_if(reducer_.in_sums_, [](const InSum& one) { return one.memory.expired(); });
-    int64_t bytes = 0;
-    for (const InSum& one : reducer_.in_sums_) bytes += one.bytes;
-    return bytes <= std::max(reducer_.bucket_bytes_, 3 * reducer_.largest_);
+    return reducer_.has_room();
   }
   size_t progress() const override { return reducer_.next_ - reducer_.in_sums_.size(); }  // those that are gone
   [[noreturn]] void fail(double timeout) const override {
@@ -222,6 +219,13 @@ class GradientReducer::Room : public Wait {
  private:
   GradientReducer& reducer_;
 };
+
+bool GradientReducer::has_room() {
+  std::erase_if(in_sums_, [](const InSum& one) { return one.memory.expired(); });
+  int64_t bytes = 0;
+  for (const InSum& one : in_sums_) bytes += one.bytes;
+  return bytes <= std::max(bucket_bytes_, 3 * largest_);
+}
 
 std::unique_ptr<Wait> GradientReducer::room() {
   return std::make_unique<Room>(*this);

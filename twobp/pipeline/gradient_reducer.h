@@ -75,9 +75,11 @@ class GradientReducer {
   // `meanwhile` is called between two looks, once all sums have begun. Throws Aborted. Throws Error, naming the
   // bucket's layers, if none of the sums ends within the time-out.
   void finish(const Patience& patience, const std::function<void()>& meanwhile = {});
-  // Of streamed gradients whose sums have begun, those that still have memory, because a replica has not read it or
+  // Whether streamed gradients whose sums have begun, and which still have memory, because a replica has not read it or
   // take_summed() has not given them out, take at most the bytes of a bucket or of three of the largest, so that sums
-  // run beside W. Outlived by this object.
+  // run beside W.
+  bool has_room();
+  // Waits for room. Outlived by this object.
   std::unique_ptr<Wait> room();
 
   struct Bucket {

@@ -119,7 +119,10 @@ void Accounts::log_w(const MadeUnit& unit, std::span<const WUnits> together, dou
 void Accounts::wait_begins(bool w_pending, WaitCause cause) {
   wait_ = now_seconds();
   for_sums_ = cause == WaitCause::kGradients;
-  cause_ = cause == WaitCause::kExperts ? IdleCause::kExperts : w_pending ? IdleCause::kMessage : IdleCause::kNothing;
+  cause_ = cause == WaitCause::kExperts ? IdleCause::kExperts
+           : for_sums_                  ? IdleCause::kTail
+           : w_pending                  ? IdleCause::kMessage
+                                        : IdleCause::kNothing;
 }
 
 void Accounts::wait_ends() {

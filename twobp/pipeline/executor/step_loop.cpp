@@ -519,9 +519,11 @@ void StepLoop::book(const Values& values, int stage) {
 void StepLoop::wait(Wait& awaited) {
   if (turns_->is_second()) return turns_->yield(&awaited);
   const bool fills = plan_.fills_waits && awaited.cause() != WaitCause::kGradients;  // W would make more of them
+  const auto may_run_w = [&] { return fills && (!sums_streamed() || parts_.reducer->has_room()); };
   while (run_w(queue_.take_placed(at_))) continue;
   bool there = awaited.ready();
-  while (!there && (turns_->take(awaited) || (fills && (run_w(queue_.take_filling()) || run_ahead(/*waits=*/true)))))
+  while (!there && (turns_->take(awaited) || (may_run_w() && run_w(queue_.take_filling())) ||
+                    (fills && run_ahead(/*waits=*/true))))
     there = awaited.ready();
   if (there) return;
   observer_.wait_begins(!queue_.empty(), awaited.cause());
@@ -533,11 +535,12 @@ void StepLoop::wait(Wait& awaited) {
   wait_for(awaited, parts_.timeout, [&] {
     const bool sums = parts_.others();
     if (sums_streamed() && parts_.reducer->has_summed()) pause([&] { apply_summed(); });
+    if (!queue_.empty() && may_run_w()) pause([&] { run_w(queue_.take_filling()); });
     if (turns_->awaits_tokens() && turns_->ready()) pause([&] { turns_->go_on(); });
     // A device that has nothing left to do while its host waits gets the next unit of W.
     const bool feeds = fills_idle_device_ && !queue_.empty();
     if (feeds && parts_.device.compute().idle()) pause([&] { run_w(queue_.take_filling()); });
-    return (feeds && !queue_.empty()) || sums || turns_->awaits_tokens();
+    return ((feeds || fills) && !queue_.empty()) || sums || turns_->awaits_tokens();
   });
   observer_.wait_ends();
 }
