@@ -493,8 +493,8 @@ TEST(ConfigErrors, RefuseContradictionsInPipelineAndTraining) {
   refuse({"pipeline.stash=fp16"}, {"pipeline.stash", "\"bf16\""});
   refuse({"pipeline.stash=bf16", "pipeline.recompute=both"}, {"pipeline.stash", "pipeline.recompute"});
   refuse({"pipeline.gradients=streamed", "train.precision=fp16"}, {"every stage keeps its gradients", "fp16"});
-  refuse({"pipeline.gradients=streamed", "pipeline.device=cuda"},
-         {"every stage keeps its gradients", "pipeline.device"});
+  refuse({"pipeline.gradients=streamed", "pipeline.device=cuda", "pipeline.graphs=true"},
+         {"every stage keeps its gradients", "pipeline.graphs"});
   refuse({"pipeline.memory_cap=lots"}, {"pipeline.memory_cap", "\"lots\"", "512MiB"});
 }
 

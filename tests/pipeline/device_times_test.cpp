@@ -24,7 +24,7 @@ TEST(DeviceTimes, AreEmptyOnACpu) {
   times.start(cpu, true);
   times.open(&StageTimes::forward, 0, IdleCause::kNothing);
   times.close();
-  times.end_p2(0, times.begin_p2());
+  times.end_p2(0, times.begin());
   EXPECT_FALSE(times.any());
 }
 
@@ -36,7 +36,7 @@ TEST(DeviceTimes, TellOpsFromWaits) {
   times.open(&StageTimes::forward, 0, IdleCause::kNothing);
   work(device.compute(), kLong);
   times.pause();
-  const DeviceEvent w = times.begin_p2();
+  const DeviceEvent w = times.begin();
   work(device.compute(), kLong);
   times.end_p2(1, w);
   work(device.compute(), kLong);  // the clock is paused, so this counts as idle time
@@ -73,7 +73,7 @@ TEST(DeviceTimes, ReuseTheirEvents) {
     for (int i = 0; i < 20; ++i) {
       times.open(&StageTimes::forward, 0, IdleCause::kNothing);
       times.close();
-      times.end_p2(0, times.begin_p2());
+      times.end_p2(0, times.begin());
     }
     device.compute().wait_on_host();
     std::vector<StageTimes> stages(1);

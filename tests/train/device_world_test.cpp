@@ -254,6 +254,10 @@ void in_pieces(Config& config) {
 void sharded(Config& config) {
   config.optimizer.shard = true;
 }
+void streamed(Config& config) {
+  config.train.clip_norm = 0;
+  config.pipeline.gradients = "streamed";
+}
 template <void (*... changes)(Config& config)>
 void all_of(Config& config) {
   (changes(config), ...);
@@ -303,7 +307,12 @@ INSTANTIATE_TEST_SUITE_P(
         OnDevices{"GroupedFp16", "1f1b", 2, 2, all_of<grouped, fp16, in_pieces>},
         OnDevices{"GroupedResnet", "1f1b", 2, 2, all_of<grouped, resnet>},
         OnDevices{"GroupedCaptured", "zb-v", 2, 2, all_of<grouped, captured>},
-        OnDevices{"GroupedReplicaAProcess", "1f1b", 2, 2, grouped, 2},
+        OnDevices{"GroupedReplicaAProcess", "1f1b", 2, 2, grouped, 2}, OnDevices{"Streamed", "1f1b", 2, 1, streamed},
+        OnDevices{"StreamedTwoByTwo", "zb-v", 2, 2, streamed},
+        OnDevices{"StreamedResnet", "1f1b", 2, 2, all_of<streamed, resnet>},
+        OnDevices{"StreamedShards", "1f1b", 2, 2, all_of<streamed, sharded, in_pieces>},
+        OnDevices{"StreamedCaptured", "zb-v", 2, 2, all_of<streamed, captured>},
+        OnDevices{"StreamedGrouped", "zb-v", 2, 2, all_of<streamed, sharded, grouped>},
         OnDevices{"TwoRanksAProcess", "zb-v", 4, 1, [](Config& c) { test::llama_of(c).layers = 4; }, 2}),
     [](const auto& info) { return std::string(info.param.name); });
 

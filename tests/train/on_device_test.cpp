@@ -103,6 +103,28 @@ TEST_P(OnDevice, TrainsToTheBitsOfTheOperatorsOnACpu) {
   expect_always(expected, GetParam(), kStandIn, batches);
 }
 
+// Each gradient is applied when it is complete, and leaves the device's memory.
+TEST_P(OnDevice, StreamsGradientsToTheSameBits) {
+  for (const char* device : {kStandIn, "cuda"}) {
+    if (!is_here(device)) continue;
+    Config config = config_of(GetParam(), 2, device);
+    config.train.clip_norm = 0;
+    const auto batches = batches_of(config, 3, 4);
+    const Outcome kept = test::train(config, batches, {"1f1b", P2Policy::kFill});
+    config.pipeline.gradients = "streamed";
+    for (const int stages : {1, 2}) {
+      config.pipeline.stages = stages;
+      expect_same_bits(kept, test::train(config, batches, {"1f1b", P2Policy::kFill}), concat(stages, " stages"));
+      Trainer trainer(config);
+      for (const Batch& batch : batches) trainer.step(batch, {"1f1b", P2Policy::kFill});
+      for (const Parameter* parameter : trainer.weights()) {
+        const bool tied = parameter->name() == "bert.embeddings.word_embeddings.weight";
+        EXPECT_EQ(parameter->grad.defined(), tied) << parameter->name();
+      }
+    }
+  }
+}
+
 // W repeats F and I, and puts back what F changes: the running statistics of a ResNet.
 TEST(OnDeviceTest, RecomputesAResnetInW) {
   const auto batches = batches_of(config_of("resnet", 1, "cpu"), 3, 4);

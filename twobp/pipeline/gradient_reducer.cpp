@@ -65,6 +65,11 @@ void lay_out(GradientReducer::Bucket& bucket) {
   }
 }
 
+const at::Storage& streamed_memory(const GradientReducer::Bucket& bucket) {
+  const Parameter& parameter = *bucket.items.front().parameter;
+  return (bucket.by_source() ? parameter.grad_by_source : parameter.grad).storage();
+}
+
 }  // namespace
 
 GradientReducer::GradientReducer(Transport& replicas, std::vector<Item> items, int64_t bucket_bytes, Device device,
@@ -150,7 +155,7 @@ void GradientReducer::start_next() {
   const int number = static_cast<int>(next_) + 1;
   const at::Tensor& terms = bucket.items.front().parameter->grad_by_source;
   if (bucket.streams()) {
-    const at::Storage& memory = (bucket.by_source() ? terms : bucket.flat).storage();
+    const at::Storage& memory = streamed_memory(bucket);
     in_sums_.push_back({next_, memory.getWeakStorageImpl(), static_cast<int64_t>(memory.nbytes())});
     largest_ = std::max(largest_, in_sums_.back().bytes);
   }
@@ -162,6 +167,11 @@ void GradientReducer::start_next() {
     running_.push_back({next_, std::make_unique<ReduceScatter>(replicas_, bucket.parts, bucket.owners, number)});
   }
   ++next_;
+}
+
+std::vector<Parameter*> GradientReducer::take_summed() {
+  if (!summed_.empty()) device_.compute().wait(device_.sums().record());
+  return std::exchange(summed_, {});
 }
 
 void GradientReducer::progress() {
@@ -224,6 +234,7 @@ bool GradientReducer::has_room() {
   std::erase_if(in_sums_, [](const InSum& one) { return one.memory.expired(); });
   int64_t bytes = 0;
   for (const InSum& one : in_sums_) bytes += one.bytes;
+  for (size_t b = next_; b < next_ + made_.size(); ++b) bytes += streamed_memory(buckets_[b]).nbytes();
   return bytes <= std::max(bucket_bytes_, 3 * largest_);
 }
 

@@ -63,7 +63,8 @@ class GradientReducer {
   void gradient_done(const Parameter& parameter);
   // The streamed gradients whose sums have ended since the last call. Others may still read what this replica does not
   // own of them; it may be forgotten, but not changed.
-  std::vector<Parameter*> take_summed() { return std::exchange(summed_, {}); }
+  // Work that is launched into the compute stream from now on reads the sums.
+  std::vector<Parameter*> take_summed();
   bool has_summed() const { return !summed_.empty(); }
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.
   void progress();
@@ -75,9 +76,8 @@ class GradientReducer {
   // `meanwhile` is called between two looks, once all sums have begun. Throws Aborted. Throws Error, naming the
   // bucket's layers, if none of the sums ends within the time-out.
   void finish(const Patience& patience, const std::function<void()>& meanwhile = {});
-  // Whether streamed gradients whose sums have begun, and which still have memory, because a replica has not read it or
-  // take_summed() has not given them out, take at most the bytes of a bucket or of three of the largest, so that sums
-  // run beside W.
+  // Whether streamed gradients that are done, and still have memory, because a replica has not read it or take_summed()
+  // has not given them out, take at most the bytes of a bucket or of three of the largest, so that sums run beside W.
   bool has_room();
   // Waits for room. Outlived by this object.
   std::unique_ptr<Wait> room();

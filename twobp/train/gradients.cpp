@@ -124,7 +124,9 @@ std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
 std::string why_gradients_are_kept(const Config& config) {
   if (config.train.clip_norm > 0) return "train.clip_norm needs the norm of all gradients before one is applied";
   if (config.train.precision == "fp16") return "fp16 skips a step if one of its gradients overflows";
-  if (config.pipeline.device != "cpu") return concat("pipeline.device is \"", config.pipeline.device, "\"");
+  if (config.pipeline.graphs) return "pipeline.graphs records a step without its update";
+  if (config.pipeline.device != "cpu" && config.pipeline.gradients != "streamed")
+    return concat("pipeline.device is \"", config.pipeline.device, "\", where only \"streamed\" streams");
   return "";
 }
 

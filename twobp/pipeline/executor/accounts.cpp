@@ -84,7 +84,7 @@ void Accounts::experts_chosen(int layer, const at::Tensor& tokens) {
 void Accounts::w_begins() {
   w_ = now_seconds();
   w_products_ = product_time();
-  w_event_ = device_times_.begin_p2();
+  w_event_ = device_times_.begin();
 }
 
 void Accounts::w_ends(const MadeUnit& unit, std::span<const WUnits> together) {
@@ -143,16 +143,19 @@ void Accounts::device_is_done() {
   if (!device_times_.any()) return;
   const DeviceTimes::Totals device = device_times_.take(stage_times_);
   times_.busy = device.busy;
+  times_.optimizer = device.optimizer;
   times_.idle = device.idle;
 }
 
 void Accounts::update_begins() {
   update_ = now_seconds();
+  update_event_ = device_times_.begin();
 }
 
 void Accounts::update_ends() {
+  device_times_.end_update(update_event_);
   const double now = now_seconds();
-  times_.optimizer += now - update_;
+  if (!device_.asynchronous()) times_.optimizer += now - update_;
   events_.early_update(update_, now);
 }
 
@@ -239,6 +242,10 @@ void DeviceTimes::end_p2(int stage, const DeviceEvent& begin) {
   if (on_) spans_.push_back({&StageTimes::backward_p2, stage, IdleCause::kMessage, begin, record()});
 }
 
+void DeviceTimes::end_update(const DeviceEvent& begin) {
+  if (on_) spans_.push_back({nullptr, 0, IdleCause::kMessage, begin, record()});
+}
+
 DeviceTimes::Totals DeviceTimes::take(std::vector<StageTimes>& stages) {
   for (StageTimes& times : stages) times.forward = times.backward_p1 = times.backward_p2 = 0;
   Totals totals;
@@ -248,8 +255,8 @@ DeviceTimes::Totals DeviceTimes::take(std::vector<StageTimes>& stages) {
     const double seconds = span.end.seconds_since(step_) - begin;
     const IdleCause cause = until == 0 ? IdleCause::kStartUp : span.before;
     totals.idle[static_cast<int>(cause)] += std::max(0.0, begin - until);
-    totals.busy += seconds;
-    stages[span.stage].*span.seconds += seconds;
+    (span.seconds != nullptr ? totals.busy : totals.optimizer) += seconds;
+    if (span.seconds != nullptr) stages[span.stage].*span.seconds += seconds;
     until = begin + seconds;
   }
   return totals;

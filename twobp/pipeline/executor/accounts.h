@@ -28,7 +28,8 @@ class DeviceTimes {
  public:
   // Seconds of a step on the device's clock.
   struct Totals {
-    double busy = 0;  // of F, I and W
+    double busy = 0;       // of F, I and W
+    double optimizer = 0;  // of gradients that were applied between them
     std::array<double, kIdleCauses> idle{};
   };
 
@@ -41,9 +42,10 @@ class DeviceTimes {
   void pause();
   void resume();
   void close() { pause(); }
-  // Times a W, between F and I or while one is paused: call them before and after launching it.
-  DeviceEvent begin_p2() { return on_ ? record() : DeviceEvent(); }
+  // Times a W, or an update, between F and I or while one is paused: call them before and after launching it.
+  DeviceEvent begin() { return on_ ? record() : DeviceEvent(); }
   void end_p2(int stage, const DeviceEvent& begin);
+  void end_update(const DeviceEvent& begin);
   // Whether any op was timed.
   bool any() const { return !spans_.empty(); }
   // Call when all work is done. Replaces each stage's seconds, which are the host's, by the device's.
@@ -51,7 +53,7 @@ class DeviceTimes {
 
  private:
   struct Span {
-    double StageTimes::*seconds;
+    double StageTimes::*seconds;  // null: of an update
     int stage;
     IdleCause before;
     DeviceEvent begin, end;
@@ -188,6 +190,7 @@ class Accounts : public LoopObserver {
   double update_ = 0;
   ProductTime w_products_;
   DeviceEvent w_event_;
+  DeviceEvent update_event_;
   double wait_ = 0;
   bool for_sums_ = false;
   IdleCause cause_ = IdleCause::kNothing;
