@@ -295,6 +295,33 @@ TEST(GradientReducer, HasRoomWhenStreamedGradientsAreRead) {
   }
 }
 
+// The second replica has no micro-batches, so its streamed gradients are zeros. They do not exist all at once.
+TEST(GradientReducer, MakesZerosWhileThereIsRoom) {
+  on_replicas(2, [&](int r, Transport& transport) {
+    Replica replica(three_layers());
+    for (auto& parameter : replica.parameters) parameter->stream_grad();
+    GradientReducer reducer(transport, replica.items, 1);
+    for (size_t i = replica.parameters.size(); r == 0 && i-- > 0;) {
+      replica.parameters[i]->grad_to_add().fill_(static_cast<double>(i));
+      reducer.gradient_done(*replica.parameters[i]);
+    }
+    size_t most = 0;
+    std::vector<double> sums;
+    const auto forget = [&] {
+      const auto has_memory = [](const auto& parameter) { return parameter->grad.defined(); };
+      most = std::max<size_t>(most, std::ranges::count_if(replica.parameters, has_memory));
+      for (Parameter* parameter : reducer.take_summed()) {
+        sums.push_back(parameter->grad.flatten()[0].item<double>());
+        parameter->forget_grad();
+      }
+    };
+    reducer.finish(kTimeout, forget);
+    forget();
+    EXPECT_EQ(sums, (std::vector<double>{5, 4, 3, 2, 1, 0}));
+    if (r == 1) EXPECT_LT(most, replica.parameters.size());
+  });
+}
+
 TEST(GradientReducer, NamesTheLayersThatAReplicaDoesNotSum) {
   std::string message;
   on_replicas(2, [&](int r, Transport& transport) {

@@ -137,8 +137,12 @@ void GradientReducer::gradient_done(const Parameter& parameter) {
 }
 
 void GradientReducer::note_made(bool all) {
-  for (size_t b = next_ + made_.size(); b < buckets_.size() && (all || buckets_[b].layers_left == 0); ++b)
+  for (size_t b = next_ + made_.size(); b < buckets_.size(); ++b) {
+    if (buckets_[b].layers_left > 0 && !(all && has_room())) return;
+    const MemoryMeter::Scope scope(buckets_[b].stage, MemoryCategory::kGradients);
+    for (const Item& item : buckets_[b].items) item.parameter->grad_to_add();
     made_.push_back(device_.compute().record());
+  }
 }
 
 void GradientReducer::start_ready() {
@@ -150,7 +154,6 @@ void GradientReducer::start_next() {
   const MemoryMeter::Scope scope(bucket.stage, MemoryCategory::kGradients);
   const OnStream here(device_.sums());
   made_.pop_front();
-  for (const Item& item : bucket.items) item.parameter->grad_to_add();
   if (bucket.streams() && !bucket.by_source()) lay_out(bucket);
   const int number = static_cast<int>(next_) + 1;
   const at::Tensor& terms = bucket.items.front().parameter->grad_by_source;
@@ -197,15 +200,17 @@ class GradientReducer::AllSums : public Wait {
   explicit AllSums(GradientReducer& reducer) : reducer_(reducer) {}
   WaitCause cause() const override { return WaitCause::kGradients; }
   bool ready() override {
+    reducer_.note_made(/*all=*/true);
     reducer_.progress();
-    return !reducer_.busy();
+    return reducer_.next_ == reducer_.buckets_.size() && !reducer_.busy();
   }
   size_t progress() const override { return 2 * reducer_.next_ - reducer_.running_.size(); }  // begun and ended
   [[noreturn]] void fail(double timeout) const override {
     const auto& running = reducer_.running_;
-    TWOBP_CHECK(!running.empty(), "the gradients of ", reducer_.describe(reducer_.next_), " were not computed within ",
-                timeout, " s");
-    reducer_.fail_to_sum(running.front().bucket, timeout);
+    const auto& in_sums = reducer_.in_sums_;
+    TWOBP_CHECK(!running.empty() || !in_sums.empty(), "the gradients of ", reducer_.describe(reducer_.next_),
+                " were not computed within ", timeout, " s");
+    reducer_.fail_to_sum(running.empty() ? in_sums.front().bucket : running.front().bucket, timeout);
   }
 
  private:
@@ -253,10 +258,9 @@ void GradientReducer::fail_to_sum(size_t bucket, double timeout) const {
 }
 
 void GradientReducer::finish(const Patience& patience, const std::function<void()>& meanwhile) {
-  note_made(/*all=*/true);
   AllSums sums(*this);
   wait_for(sums, patience, [&] {
-    if (meanwhile && made_.empty()) meanwhile();
+    if (meanwhile) meanwhile();
     return false;
   });
   device_.compute().wait(device_.sums().record());

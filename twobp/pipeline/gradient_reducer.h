@@ -72,9 +72,9 @@ class GradientReducer {
   bool busy() const { return !running_.empty() || !made_.empty(); }
   // Starts the remaining sums and waits for all. Then every gradient is the sum, in the order of the replicas, for work
   // that is launched into the compute stream from now on. If items have cuts, this holds of the replica's own numbers;
-  // the others may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros.
-  // `meanwhile` is called between two looks, once all sums have begun. Throws Aborted. Throws Error, naming the
-  // bucket's layers, if none of the sums ends within the time-out.
+  // the others may change as ReduceScatter says. A gradient that a replica did not compute counts as zeros; streamed
+  // ones are made while there is room. `meanwhile` is called between two looks. Throws Aborted. Throws Error, naming
+  // the bucket's layers, if none of the sums ends within the time-out.
   void finish(const Patience& patience, const std::function<void()>& meanwhile = {});
   // Whether streamed gradients that are done, and still have memory, because a replica has not read it or take_summed()
   // has not given them out, take at most the bytes of a bucket or of three of the largest, so that sums run beside W.
@@ -113,7 +113,7 @@ class GradientReducer {
     bool done = false;
   };
 
-  // The buckets whose last gradients have been launched, in order.
+  // The buckets whose last gradients have been launched, in order. `all`: also those of which nothing will come.
   void note_made(bool all);
   void start_ready();
   void start_next();

@@ -170,8 +170,15 @@ std::vector<Waited> RankUpdate::run(int64_t step, double lr, UpdateResult& resul
 void RankUpdate::sum_and_take(int64_t step, double lr, UpdateResult& result) {
   const std::vector<std::unique_ptr<TiedSum>> tied = begin_tied_sums(step);
   if (reducer_) {
-    reducer_->finish(patience(), [&] { static_cast<void>(std::ranges::all_of(tied, &TiedSum::ready)); });
-    if (const std::vector<Parameter*> rest = reducer_->take_summed(); !rest.empty()) apply(lr, rest);
+    const auto apply_summed = [&] {
+      if (reducer_->has_summed()) apply(lr, reducer_->take_summed());
+    };
+    reducer_->finish(patience(), [&] {
+      apply_summed();
+      if (reducer_->started() == reducer_->buckets().size())
+        static_cast<void>(std::ranges::all_of(tied, &TiedSum::ready));
+    });
+    apply_summed();
   }
   for (const auto& sum : tied) wait_for(*sum, patience());
   average_buffers();
