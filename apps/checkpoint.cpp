@@ -27,8 +27,6 @@ struct CheckpointOptions {
   std::string json;
   std::string model;
   std::string dtype = "float32";
-  std::string checkpoint;
-  int parts = 1;
   std::vector<std::string> overrides;
 };
 
@@ -170,23 +168,15 @@ int verify(const CheckpointOptions& options) {
 }
 
 void convert(const CheckpointOptions& options) {
-  TWOBP_CHECK(!options.model.empty() || !options.checkpoint.empty(),
-              "give a target of the conversion: --model FOLDER or --checkpoint FOLDER");
   const Checkpoint checkpoint(find_checkpoint(options.folder));
-  const auto step = static_cast<long long>(checkpoint.state().position.step);
-  if (!options.model.empty()) {
-    const Config config =
-        parse_config(checkpoint.state().run.config, (checkpoint.folder() / kStateFile).string(), options.overrides);
-    const SaveModelOptions how = save_options(config, options.dtype);
-    save_model_of(checkpoint, config, options.model, how);
-    const std::string warning = missing_tokenizer(how, options.model);
-    if (!warning.empty()) log_warning(warning);
-    print("saved the model of step %lld in %s\n", step, options.model.c_str());
-  }
-  if (!options.checkpoint.empty()) {
-    reshard(checkpoint, options.checkpoint, options.parts);
-    print("saved the checkpoint of step %lld in %s\n", step, options.checkpoint.c_str());
-  }
+  const Config config =
+      parse_config(checkpoint.state().run.config, (checkpoint.folder() / kStateFile).string(), options.overrides);
+  const SaveModelOptions how = save_options(config, options.dtype);
+  save_model_of(checkpoint, config, options.model, how);
+  const std::string warning = missing_tokenizer(how, options.model);
+  if (!warning.empty()) log_warning(warning);
+  print("saved the model of step %lld in %s\n", static_cast<long long>(checkpoint.state().position.step),
+        options.model.c_str());
 }
 
 }  // namespace
@@ -211,24 +201,16 @@ void add_checkpoint_command(CLI::App& app, int& exit_code) {
       add("verify", "Check sizes, checksums and tensors of every file; exit code 1 and a list if files are damaged");
   verifying->callback([options, &exit_code] { exit_code = verify(*options); });
 
-  CLI::App* converting = add("convert", "Write a model for transformers, or a checkpoint with another number of files");
-  CLI::Option* model = converting->add_option(
-      "--model", options->model, "Folder for config.json and safetensors files, as save.model writes them");
-  converting->add_option("--dtype", options->dtype, "Type of the model's weights")
-      ->needs(model)
-      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
-      ->capture_default_str();
-  CLI::Option* checkpoint = converting->add_option(
-      "--checkpoint", options->checkpoint, "Folder that gets the same checkpoint as step-NNNNNNNN, for train --resume");
+  CLI::App* converting = add("convert", "Write a model for transformers");
   converting
-      ->add_option("--parts", options->parts, "Number of files of each kind, as if written by this many processes")
-      ->needs(checkpoint)
-      ->check(number_from(1, 99999))
+      ->add_option("--model", options->model, "Folder for config.json and safetensors files, as save.model writes them")
+      ->required();
+  converting->add_option("--dtype", options->dtype, "Type of the model's weights")
+      ->check(CLI::IsMember({"float32", "bfloat16", "float16"}))
       ->capture_default_str();
   converting
       ->add_option("--set", options->overrides,
                    "Override a key of the run's configuration, such as model.from=FOLDER if the folder has moved")
-      ->needs(model)
       ->take_all();
   converting->callback([options] { convert(*options); });
 }

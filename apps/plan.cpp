@@ -124,8 +124,6 @@ class Flags {
     number(kDraw, "--p2-units", options_.p2_units,
            "number of pieces of W; a waiting rank looks for its message between them", 1)
         ->capture_default_str();
-    number(kDraw, "--cap", options_.cap, "largest number of micro-batches that a rank may hold; 0: no limit")
-        ->capture_default_str();
   }
 
   // Messages, and replicas that sum their gradients.
@@ -182,7 +180,8 @@ class Flags {
     text(kModel, "--gradients", options_.gradients,
          "[list] kept, streamed: see pipeline.gradients (default: as configured; auto: both)");
     text(kAnyJob, "--memory", options_.memory,
-         "memory of each rank for everything, such as 80GiB (default: no limit); without a model: as --cap");
+         "memory of each rank for everything, such as 80GiB; without a model: micro-batches that a rank may hold "
+         "(default: no limit)");
     number(kModel, "--batch", options_.batch, "only combinations with this many samples per step; 0: any")
         ->capture_default_str();
     number(kModel, "--top", options_.top, "number of the best combinations to show", 1)->capture_default_str();

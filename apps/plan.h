@@ -21,7 +21,6 @@ struct PlanOptions {
   std::string backward_p1 = "1";
   std::string backward_p2 = "1";
   int p2_units = 1;
-  double cap = 0;
   // Links and replicas. With a configuration or costs they apply to the cost model and to all combinations.
   double latency = -1;  // negative: 0, or that of the cost model
   std::string message_seconds = "0";
@@ -45,7 +44,7 @@ struct PlanOptions {
   std::string micro_batch_sizes;  // empty: half, once and twice the configured one
   std::string recompute;          // empty: all
   std::string gradients;          // empty: as configured
-  std::string memory;             // bytes, or without a model micro-batches, as `cap`; empty: no limit
+  std::string memory;             // bytes, or without a model micro-batches; empty: no limit
   int batch = 0;
   int top = 10;
   bool all = false;

@@ -178,7 +178,6 @@ void print_plans(const std::vector<const SimulatedPlan*>& plans, const std::vect
   std::cout << printable(plan.schedule.name) << ": " << plan.schedule.stages << " stages on "
             << plan.schedule.rank_count() << " ranks, " << plan.schedule.count_text() << ", p2 "
             << policy_name(plan.schedule.policy);
-  if (options.cap > 0) std::cout << ", at most " << number(options.cap) << " micro-batches per rank";
   if (!options.memory.empty()) std::cout << ", at most " << options.memory << " micro-batches per rank";
   std::cout << "\n\n";
   print_grid(plan, grid_unit(costs));

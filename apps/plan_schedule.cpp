@@ -110,8 +110,7 @@ class GivenCosts {
 
 // Returns the largest number of micro-batches of a part that a rank may hold, or 0 without a limit.
 double cap_of(const PlanOptions& options) {
-  if (options.memory.empty()) return options.cap;
-  TWOBP_CHECK(options.cap == 0, "--cap and --memory are the same limit without a model: give one of them");
+  if (options.memory.empty()) return 0;
   double cap = 0;
   const char* end = options.memory.data() + options.memory.size();
   const auto [rest, error] = std::from_chars(options.memory.data(), end, cap);
@@ -176,7 +175,7 @@ std::vector<StageCost> of_a_slice(std::vector<StageCost> costs, int slices) {
 
 // Writes the simulated order. W runs where there is time (fill) or where memory is needed (a cap).
 void write_csv(const SimulatedPlan& plan, const PlanOptions& options) {
-  const bool as_simulated = plan.schedule.fills() || options.cap > 0 || !options.memory.empty();
+  const bool as_simulated = plan.schedule.fills() || !options.memory.empty();
   write_output("--csv", options.csv, to_csv(as_simulated ? lower(plan.schedule, plan.simulation) : plan.schedule));
 }
 
@@ -205,7 +204,7 @@ void keep_what_fits(std::vector<Planned>& all, double cap) {
               << " does not fit: a rank holds " << number(needs) << " micro-batches\n";
   }
   TWOBP_CHECK(!fit.empty(), "no schedule fits into ", number(cap), " micro-batches per rank; the smallest needs ",
-              number(least), ": raise --memory or --cap");
+              number(least), ": raise --memory");
   all = std::move(fit);
 }
 

@@ -128,7 +128,6 @@ TEST_F(Safetensors, RefusesATruncatedFile) {
   const std::string path = folder_.path("a.safetensors");
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
   EXPECT_EQ(file.type("x"), at::kInt);
-  EXPECT_EQ(file.bytes("x"), 8U);
   expect_error([&] { file.tensor("x"); }, {"a.safetensors: the file was truncated while it was in use"});
 }
 

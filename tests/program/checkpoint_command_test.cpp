@@ -13,9 +13,8 @@ using test::expect_success;
 using test::Finished;
 using test::lines_of;
 using test::read_file;
-using test::TempFolder;
 
-class Checkpoints : public ::testing::Test {
+class Checkpoints : public test::InAFolder {
  protected:
   Checkpoints() {
     content_ = test::tiny_config();
@@ -23,8 +22,7 @@ class Checkpoints : public ::testing::Test {
     content_["save"] = {{"checkpoints", path("checkpoints")}, {"every", 2}, {"model", path("model")}};
   }
 
-  std::string path(const std::string& name) const { return folder_.path(name); }
-  std::string config() const { return folder_.write("config.json", content_.dump()); }
+  std::string config() const { return InAFolder::config(content_); }
   std::vector<std::string> arguments(const std::vector<std::string>& more = {}) const {
     std::vector<std::string> all = {"train", config(), "--metrics", path("metrics.jsonl")};
     all.insert(all.end(), more.begin(), more.end());
@@ -32,10 +30,7 @@ class Checkpoints : public ::testing::Test {
   }
   std::vector<std::pair<int, double>> losses() const {
     std::vector<std::pair<int, double>> losses;
-    for (const auto& line : lines_of(read_file(path("metrics.jsonl")))) {
-      const json step = json::parse(line);
-      losses.emplace_back(step.at("step"), step.at("loss"));
-    }
+    for (const json& step : metrics_of("metrics.jsonl")) losses.emplace_back(step.at("step"), step.at("loss"));
     return losses;
   }
   std::vector<std::string> checkpoints() const {
@@ -47,7 +42,6 @@ class Checkpoints : public ::testing::Test {
     return names;
   }
 
-  TempFolder folder_;
   json content_;
 };
 

@@ -13,28 +13,21 @@ using test::expect_success;
 using test::Finished;
 using test::lines_of;
 using test::read_file;
-using test::TempFolder;
 
-class CheckpointCommand : public ::testing::Test {
+class CheckpointCommand : public test::InAFolder {
  protected:
   CheckpointCommand() {
     content_ = test::tiny_config();
     content_["train"]["steps"] = 4;
     content_["save"] = {{"checkpoints", path("checkpoints")}, {"every", 2}, {"model", path("model")}};
   }
-  std::string path(const std::string& name) const { return folder_.path(name); }
-  void train(const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"train", folder_.write("config.json", content_.dump())};
-    all.insert(all.end(), more.begin(), more.end());
-    expect_success(all);
-  }
+  void train() const { expect_success({"train", config(content_)}); }
   void flip_a_bit(const std::string& name) const {
     std::string content = read_file(path(name));
     content[content.size() / 2] ^= 4;
     folder_.write(name, content);
   }
 
-  TempFolder folder_;
   json content_;
 };
 
@@ -107,43 +100,12 @@ TEST_F(CheckpointCommand, ConvertsToAModel) {
   EXPECT_LT(read_file(path("short/model.safetensors")).size(), read_file(path("model/model.safetensors")).size() * 0.7);
 }
 
-// The checkpoint is converted to several files and back. The run continues from there unchanged.
-TEST_F(CheckpointCommand, ConvertsToACheckpoint) {
-  train({"--set", "train.steps=6", "--metrics", path("whole.jsonl")});
-  const std::string weights = read_file(path("model/model.safetensors"));
-  expect_success(
-      {"checkpoint", "convert", path("checkpoints/step-00000004"), "--checkpoint", path("three"), "--parts", "3"});
-  EXPECT_TRUE(std::filesystem::exists(path("three/step-00000004/weights-00002-of-00003.safetensors")));
-  expect_success({"checkpoint", "verify", path("three")});
-  expect_success({"checkpoint", "convert", path("three"), "--checkpoint", path("one")});
-  for (const char* name : {"weights.safetensors", "optimizer.safetensors"}) {
-    EXPECT_TRUE(std::filesystem::exists(path(std::string("one/step-00000004/") + name)));
-  }
-  for (const char* folder : {"three", "one"}) {
-    std::filesystem::remove_all(path("model"));
-    train({"--set", "train.steps=6", "--set", "save.checkpoints=" + path(folder), "--resume", "auto"});
-    EXPECT_EQ(read_file(path("model/model.safetensors")), weights) << folder;
-  }
-}
-
 TEST_F(CheckpointCommand, RefusesContradictingArguments) {
   train();
   expect_one_message({"checkpoint", "verify", path("nothing")}, {path("nothing"), "does not exist"});
   expect_one_message({"checkpoint", "inspect", path("model")}, {path("model"), "neither a checkpoint", "state.json"});
   expect_one_message({"checkpoint", "inspect", path("config.json")}, {path("config.json"), "not a folder"});
-  expect_one_message({"checkpoint", "convert", path("checkpoints")}, {"--model", "--checkpoint"});
-  expect_one_message({"checkpoint", "convert", path("checkpoints"), "--checkpoint", path("checkpoints")},
-                     {path("checkpoints"), "holds checkpoints"});
-  for (const auto& [option, value, needs] : {std::tuple{"--parts", "4", "--checkpoint"},
-                                             {"--dtype", "float16", "--model"},
-                                             {"--set", "train.seed=2", "--model"}}) {
-    const bool to_model = needs == std::string("--checkpoint");  // the other option
-    const auto run = test::run_program({"checkpoint", "convert", path("checkpoints"),
-                                        to_model ? "--model" : "--checkpoint", path("unused"), option, value});
-    EXPECT_NE(run.exit_code, 0);
-    EXPECT_NE(run.err.find(concat(option, " requires ", needs)), std::string::npos) << run.err;
-    EXPECT_FALSE(std::filesystem::exists(path("unused")));
-  }
+  expect_one_message({"checkpoint", "convert", path("checkpoints")}, {"--model is required"});
   flip_a_bit("checkpoints/step-00000004/weights.safetensors");
   expect_one_message({"checkpoint", "convert", path("checkpoints"), "--model", path("converted")},
                      {"step-00000004/weights.safetensors", "damaged"});
@@ -154,7 +116,7 @@ TEST_F(CheckpointCommand, RefusesContradictingArguments) {
 // --resume is tested with and without its word, before and after the configuration.
 TEST_F(CheckpointCommand, ResumesAutomatically) {
   content_["save"].erase("model");
-  const std::string config = folder_.write("config.json", content_.dump());
+  const std::string config = this->config(content_);
   const auto expect_resumed = [&](const std::vector<std::string>& arguments, const std::string& text) {
     const Finished result = test::run_program(arguments);
     EXPECT_EQ(result.exit_code, 0) << result.err;

@@ -26,8 +26,8 @@ TEST(Csv, PlanWritesTheFileThatItRead) {
   EXPECT_NE(read.out.find("p2 placed"), std::string::npos) << read.out;
 
   // A cap moves W to the place where memory is needed.
-  expect_success({"plan", "--schedule", "naive", "--stages", "1", "--micro-batches", "2", "--p2", "end", "--cap", "1",
-                  "--csv", placed});
+  expect_success({"plan", "--schedule", "naive", "--stages", "1", "--micro-batches", "2", "--p2", "end", "--memory",
+                  "1", "--csv", placed});
   EXPECT_EQ(read_file(placed), "0F0,0I0,0W0,0F1,0I1,0W1\n");
 }
 

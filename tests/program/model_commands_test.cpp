@@ -10,9 +10,8 @@ using nlohmann::json;
 using test::expect_success;
 using test::Finished;
 using test::read_file;
-using test::TempFolder;
 
-class ModelCommands : public ::testing::Test {
+class ModelCommands : public test::InAFolder {
  protected:
   ModelCommands() {
     std::string text;
@@ -36,9 +35,8 @@ class ModelCommands : public ::testing::Test {
     lora["save"] = {{"model", path("adapter")}, {"lora", "adapter"}};
     return lora;
   }
-  std::string path(const std::string& name) const { return folder_.path(name); }
   Finished run(const std::string& command, const json& content, std::vector<std::string> more = {}) const {
-    std::vector<std::string> arguments = {command, folder_.write("config.json", content.dump())};
+    std::vector<std::string> arguments = {command, InAFolder::config(content)};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return expect_success(arguments);
   }
@@ -47,8 +45,6 @@ class ModelCommands : public ::testing::Test {
     if (at == std::string::npos) throw std::runtime_error("no \"" + what + "\" in: " + text);
     return std::stod(text.substr(at + what.size()));
   }
-
-  TempFolder folder_;
 };
 
 TEST_F(ModelCommands, EvalFindsTheFinalLossOfTraining) {

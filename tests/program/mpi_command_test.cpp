@@ -10,7 +10,6 @@ namespace {
 
 using nlohmann::json;
 using test::Finished;
-using test::lines_of;
 using test::read_file;
 using test::TempFolder;
 using test::tiny_config;
@@ -21,7 +20,7 @@ size_t count_of(const std::string& text, const std::string& part) {
   return count;
 }
 
-class MpiCommand : public ::testing::Test {
+class MpiCommand : public test::InAFolder {
  protected:
   void SetUp() override {
     ::setenv("OMP_NUM_THREADS", "1", 1);
@@ -51,12 +50,6 @@ class MpiCommand : public ::testing::Test {
     return mpirun(std::vector<std::vector<std::string>>(processes, arguments));
   }
 
-  std::vector<json> metrics_of(const std::string& name) const {
-    std::vector<json> steps;
-    for (const auto& line : lines_of(read_file(folder_.path(name)))) steps.push_back(json::parse(line));
-    return steps;
-  }
-
   void expect_same_numbers(int processes, const json& content) const {
     const std::string path = config(content);
     test::expect_success({"train", path, "--metrics", folder_.path("alone.jsonl"), "--set",
@@ -82,7 +75,6 @@ class MpiCommand : public ::testing::Test {
     }
   }
 
-  TempFolder folder_;
   json content_ = tiny_config();
 };
 

@@ -290,7 +290,6 @@ TEST(Plan, ComparesSchedules) {
   // Rows that do not fit are left out.
   EXPECT_EQ(plans({"--schedule", "1f1b,gpipe", "--ranks", "2", "--micro-batches", "4", "--p2", "off", "--memory", "2"}),
             (std::vector<std::string>{"1f1b off 2 15.0 13.0"}));
-  test::expect_one_message({"plan", "--schedule", "1f1b", "--memory", "2", "--cap", "2"}, {"--memory", "--cap"});
   test::expect_one_message({"plan", "--schedule", "1f1b,"}, {"--schedule", "empty"});
   test::expect_one_message({"plan", "--stages", "1048576", "--micro-batches", "1048576"}, {"too large"});
 }

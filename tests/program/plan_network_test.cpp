@@ -43,7 +43,7 @@ TEST(PlanMessages, LinksTakeTime) {
   // The link takes 2 units for one F, or one dL/dx. The last F arrives at 1 + 4 x 2.
   EXPECT_NEAR(with({"--message-seconds", "2"}), 1 + 4 * 2 + 1 + 4 * 2 + 2 + 2, 1e-9);
   EXPECT_EQ(with({"--message-seconds", "2", "--share-links", "2"}), 15) << "within a node";
-  EXPECT_NEAR(with({"--message-seconds", "0.5", "--cap", "4"}), 16, 1e-9) << "a cap counts no messages";
+  EXPECT_NEAR(with({"--message-seconds", "0.5", "--memory", "4"}), 16, 1e-9) << "a cap counts no messages";
   expect_one_message({"plan", "--stages", "2", "--share-links", "1"}, {"--share-links", "has no effect"});
   expect_one_message({"plan", "--stages", "2", "--message-seconds", "1,2,3"}, {"--message-seconds", "3 values"});
 }
@@ -59,12 +59,12 @@ TEST(PlanMessages, ReplicasSumGradients) {
   expect_one_message({"plan", "--stages", "2", "--gradient-seconds", "4"}, {"--data-parallel"});
 }
 
-class PlanNetwork : public ::testing::Test {
+class PlanNetwork : public test::InAFolder {
  protected:
   void SetUp() override {
-    const std::string config = folder_.write("config.json", test::tiny_config().dump());
-    costs_ = folder_.path("costs.json");
-    expect_success({"profile", config, "--seconds", "0.01", "--micro-batch-sizes", "1", "--json", costs_});
+    costs_ = path("costs.json");
+    expect_success(
+        {"profile", config(test::tiny_config()), "--seconds", "0.01", "--micro-batch-sizes", "1", "--json", costs_});
   }
   json best(std::vector<std::string> more) {
     const std::string file = folder_.path("plan.json");
@@ -75,7 +75,6 @@ class PlanNetwork : public ::testing::Test {
     return written.at("choices").at(0);
   }
 
-  TempFolder folder_;
   std::string costs_;
 };
 

@@ -307,7 +307,7 @@ TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
     expect_one_message(arguments, {option, "has no effect", why});
   };
   for (const auto& [option, value] : std::vector<std::pair<std::string, std::string>>{
-           {"--forward", "2"}, {"--backward-p2", "2"}, {"--cap", "3"}, {"--p2-units", "2"}}) {
+           {"--forward", "2"}, {"--backward-p2", "2"}, {"--p2-units", "2"}}) {
     refuse({config_}, option, value, "configuration");
     refuse({"--costs", file, "--ranks", "2"}, option, value, "--costs");
   }

@@ -215,4 +215,19 @@ inline nlohmann::json tiny_config() {
           {"train", {{"steps", 4}}}};
 }
 
+// With a folder for a configuration and for what runs write.
+class InAFolder : public ::testing::Test {
+ protected:
+  std::string path(const std::string& name) const { return folder_.path(name); }
+  std::string config(const nlohmann::json& content) const { return folder_.write("config.json", content.dump()); }
+  // What a run with --metrics wrote, step by step.
+  std::vector<nlohmann::json> metrics_of(const std::string& name) const {
+    std::vector<nlohmann::json> steps;
+    for (const auto& line : lines_of(read_file(path(name)))) steps.push_back(nlohmann::json::parse(line));
+    return steps;
+  }
+
+  TempFolder folder_;
+};
+
 }  // namespace twobp::test

@@ -13,14 +13,10 @@ using test::expect_one_message;
 using test::expect_success;
 using test::Finished;
 using test::read_file;
-using test::TempFolder;
 using test::tiny_config;
 
-class TraceCommand : public ::testing::Test {
+class TraceCommand : public test::InAFolder {
  protected:
-  std::string config(const json& content) const { return folder_.write("config.json", content.dump()); }
-  std::string path(const std::string& name) const { return folder_.path(name); }
-
   std::vector<std::string> steps_in(const std::string& file) const {
     std::vector<std::string> names;
     const json all = json::parse(read_file(path(file)));
@@ -29,8 +25,6 @@ class TraceCommand : public ::testing::Test {
     }
     return names;
   }
-
-  TempFolder folder_;
 };
 
 TEST_F(TraceCommand, WritesATrace) {
@@ -52,9 +46,7 @@ TEST_F(TraceCommand, DoesNotChangeTheLosses) {
     arguments.insert(arguments.end(), more.begin(), more.end());
     expect_success(arguments);
     std::vector<double> values;
-    for (const auto& line : test::lines_of(read_file(path("metrics.jsonl")))) {
-      values.push_back(json::parse(line).at("loss"));
-    }
+    for (const json& step : metrics_of("metrics.jsonl")) values.push_back(step.at("loss"));
     return values;
   };
   EXPECT_EQ(losses({}), losses({"--trace", path("trace.json"), "--trace-steps", "1-4"}));
@@ -128,7 +120,7 @@ TEST_F(TensorBoard, HasTheValuesOfTheMetrics) {
   expect_success({"train", config(tiny_config()), "--metrics", path("metrics.jsonl")});
   ASSERT_EQ(script("'" + path("metrics.jsonl") + "' '" + path("logs") + "'"), 0) << read_file(path("err"));
   const json seen = events(path("logs"));
-  const auto lines = test::lines_of(read_file(path("metrics.jsonl")));
+  const auto lines = metrics_of("metrics.jsonl");
   ASSERT_EQ(lines.size(), 4U);
   for (const char* tag : {"loss", "lr", "grad_norm", "tokens_per_second", "idle/rank 0", "idle/rank 1",
                           "peak_bytes/stage 0", "peak_bytes/stage 1"}) {
@@ -136,7 +128,7 @@ TEST_F(TensorBoard, HasTheValuesOfTheMetrics) {
     EXPECT_EQ(seen.at(tag).size(), 4U) << tag;
   }
   for (size_t i = 0; i < lines.size(); ++i) {
-    const json line = json::parse(lines[i]);
+    const json& line = lines[i];
     const auto expect_value = [&](const char* tag, double value) {
       EXPECT_EQ(seen.at(tag)[i][0], i + 1);
       // TensorBoard stores float32.

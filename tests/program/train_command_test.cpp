@@ -11,28 +11,16 @@ using test::expect_success;
 using test::Finished;
 using test::lines_of;
 using test::read_file;
-using test::TempFolder;
 using test::tiny_config;
 
-std::vector<json> metrics_of(const std::string& path) {
-  std::vector<json> steps;
-  for (const auto& line : lines_of(read_file(path))) steps.push_back(json::parse(line));
-  return steps;
-}
-
-class Train : public ::testing::Test {
+class Train : public test::InAFolder {
  protected:
-  std::string config(const json& content) const { return folder_.write("config.json", content.dump()); }
-  std::string path(const std::string& name) const { return folder_.path(name); }
-
   std::vector<json> train(const json& content, std::vector<std::string> overrides = {}) const {
     std::vector<std::string> arguments = {"train", config(content), "--metrics", path("metrics.jsonl")};
     for (const auto& override : overrides) arguments.insert(arguments.end(), {"--set", override});
     expect_success(arguments);
-    return metrics_of(path("metrics.jsonl"));
+    return metrics_of("metrics.jsonl");
   }
-
-  TempFolder folder_;
 };
 
 TEST_F(Train, MetricsHaveAllKeysOnEveryLine) {
@@ -165,7 +153,7 @@ TEST_F(Train, InterruptEndsItWithinAStep) {
   EXPECT_EQ(result.exit_code, 130);
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
   EXPECT_NE(result.err.find("interrupted after step "), std::string::npos) << result.err;
-  const auto steps = metrics_of(path("metrics.jsonl"));
+  const auto steps = metrics_of("metrics.jsonl");
   ASSERT_GE(steps.size(), 20U);
   EXPECT_NE(result.err.find(concat("after step ", steps.size(), " of ")), std::string::npos) << result.err;
 }

@@ -386,23 +386,5 @@ TEST(CheckpointParts, ReadFormatOne) {
   EXPECT_TRUE(checkpoint->read(File::kFrozen, "0.frozen").equal(content.frozen[0].second));
 }
 
-TEST(CheckpointParts, AreResharded) {
-  const TempFolder folder;
-  Writers run(folder.path("checkpoints"), 3);
-  run.add(5);
-  const Checkpoint three(folder.path("checkpoints/" + step_name(5)));
-  for (const int parts : {1, 2, 9}) {
-    const std::string path = folder.path(concat("parts", parts));
-    reshard(three, path, parts);
-    expect_whole(path + "/" + step_name(5), 3, 5);
-    const Checkpoint other(path + "/" + step_name(5));
-    EXPECT_EQ(other.processes(), parts);
-    std::set<std::string> weights;
-    for (const std::string& name : other.names(File::kWeights)) weights.insert(other.file_with(File::kWeights, name));
-    EXPECT_EQ(weights.size(), static_cast<size_t>(std::min(parts, 6)));
-    expect_error([&] { reshard(three, path, parts); }, {path, "holds checkpoints"});
-  }
-}
-
 }  // namespace
 }  // namespace twobp::TWOBP_FILE

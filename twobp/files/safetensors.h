@@ -37,7 +37,6 @@ class SafetensorsFile {
   // dtype is not F64, F32, F16, BF16, I64, I32, I16, I8, U8 or BOOL.
   const std::vector<int64_t>& shape(const std::string& name) const { return entry(name).shape; }
   at::ScalarType type(const std::string& name) const;
-  uint64_t bytes(const std::string& name) const { return entry(name).end - entry(name).begin; }
 
  private:
   struct Entry {

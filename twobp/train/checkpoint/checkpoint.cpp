@@ -199,10 +199,6 @@ at::Tensor Checkpoint::read(File file, const std::string& name) const {
   return at::cat(numbers);
 }
 
-uint64_t Checkpoint::bytes(File file, const std::string& name) const {
-  return part_with(file, name).tensors.bytes(name);
-}
-
 std::vector<std::string> problems_of(const fs::path& folder) {
   std::vector<std::string> problems;
   StateAndFiles read;
