@@ -20,22 +20,6 @@
 namespace twobp::TWOBP_FILE {
 namespace {
 
-CostModel random_model(Random& random, int layers) {
-  std::vector<TestKind> kinds;
-  for (int i = 0; i < layers; ++i) {
-    TestKind kind;
-    kind.forward = random_int(random, 1, 9);
-    kind.backward_p1 = random_int(random, 1, 9);
-    kind.backward_p2 = random_int(random, 0, 9);
-    kind.held = random_int(random, 5, 20);
-    kind.stash = random_int(random, 0, 5);
-    kinds.push_back(kind);
-  }
-  CostModel model = model_of(kinds);
-  model.link_latency = 0.01;
-  return model;
-}
-
 // Samples cost from a quarter of the mean to twice it, and up to all of F and I rises with that.
 void make_unequal(Random& random, CostModel& model) {
   model.sample_costs = {0.25, 0.5, 1.25, 2};
@@ -69,30 +53,37 @@ PlanRequest request_to_search(const CostModel& model) {
 // Returns the throughputs of all combinations, best first. Each schedule is made and simulated here.
 std::vector<double> by_brute_force(const CostModel& model, const PlanRequest& request) {
   std::vector<double> all;
-  for (const auto& name : planned_schedules()) {
+  const auto add = [&](const std::string& name, int ranks, const CostModel& costing, int size, int slices) {
     const NamedSchedule& named = named_schedule(name);
-    for (const int ranks : request.ranks) {
-      const int stages = ranks * usual_stages_per_rank(named.placement);
-      if (stages > static_cast<int>(model.layers.size())) continue;
-      for (const auto& mode : recompute_names()) {
-        const CostModel recomputed = with_recompute(model, mode);
+    const int stages = ranks * usual_stages_per_rank(named.placement);
+    if (stages > static_cast<int>(model.layers.size())) return;
+    std::vector<double> seconds(model.layers.size(), 0);
+    for (const auto& layers : slice_costs_at(costing, size, slices)) {
+      for (size_t i = 0; i < layers.size(); ++i) seconds[i] += layers[i].seconds();
+    }
+    const auto split = balanced_split(seconds, place_stages(named.placement, stages, ranks));
+    for (const int m : request.micro_batches) {
+      const auto costs = costs_of_micro_batches(stage_costs(costing, split, size, slices),
+                                                typical_batch(model.sample_costs, {1, m, size}));
+      for (const P2Policy policy : planned_policies(name)) {
+        Schedule schedule;
+        if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks, slices); }).empty()) continue;
+        SimulationOptions options = simulation_options(costing);
+        options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, ranks, costs);
+        const Simulation simulation = simulate(schedule, costs, options);
+        if (request.memory > 0 && peak_of(simulation) > request.memory) continue;
+        all.push_back(m * size / simulation.step_seconds);
+      }
+    }
+  };
+  std::vector<size_t> counts = {1};  // of slices
+  for (const auto& lengths : model.slice_lengths) counts.push_back(lengths.size());
+  for (const auto& mode : request.recompute.empty() ? recompute_names() : request.recompute) {
+    const CostModel costing = with_recompute(model, mode);
+    for (const auto& name : planned_schedules()) {
+      for (const int ranks : request.ranks) {
         for (const int size : request.micro_batch_sizes) {
-          std::vector<double> seconds;
-          for (const auto& layer : layer_costs_at(recomputed, size)) seconds.push_back(layer.seconds());
-          const auto split = balanced_split(seconds, place_stages(named.placement, stages, ranks));
-          for (const int m : request.micro_batches) {
-            const auto costs = costs_of_micro_batches(stage_costs(recomputed, split, size),
-                                                      typical_batch(model.sample_costs, {1, m, size}));
-            for (const P2Policy policy : planned_policies(name)) {
-              Schedule schedule;
-              if (!error_of([&] { schedule = make_schedule(name, stages, m, policy, ranks); }).empty()) continue;
-              SimulationOptions options = simulation_options(recomputed);
-              options.cap_per_rank = caps_for(request.memory, schedule.rank_of_stage, ranks, costs);
-              const Simulation simulation = simulate(schedule, costs, options);
-              if (request.memory > 0 && peak_of(simulation) > request.memory) continue;
-              all.push_back(m * size / simulation.step_seconds);
-            }
-          }
+          for (const size_t slices : counts) add(name, ranks, costing, size, static_cast<int>(slices));
         }
       }
     }
@@ -108,15 +99,34 @@ double most_samples_per_second(const PlanResult& result) {
   return most;
 }
 
+std::vector<double> samples_per_second(const PlanResult& result) {
+  std::vector<double> all;
+  for (const PlanChoice& choice : result.best) all.push_back(choice.samples_per_second());
+  return all;
+}
+
+// Of whole sequences, of samples that cost unequally, and of slices.
 TEST(Planner, RanksAsSimulatingEverythingDoes) {
   Random random(11);
-  for (int round = 0; round < 6; ++round) {
+  for (int round = 0; round < 9; ++round) {
     CostModel model = random_model(random, 8);
-    if (round % 2 == 1) make_unequal(random, model);
-    const PlanRequest request = small_request();
+    PlanRequest request = small_request();
+    if (round % 3 == 1) make_unequal(random, model);
+    if (round % 3 == 2) {
+      cut_into_slices(random, model, {2, 4});
+      request.recompute = {"none"};
+    }
     const PlanResult result = plan(model, request);
     auto all = by_brute_force(model, request);
     EXPECT_EQ(result.combinations, static_cast<int64_t>(all.size()));
+    request.top = 0;
+    const PlanResult without_limit = plan(model, request);
+    EXPECT_EQ(without_limit.simulated, without_limit.combinations);
+    auto listed = samples_per_second(without_limit);
+    EXPECT_TRUE(std::is_sorted(listed.rbegin(), listed.rend() - 1));
+    std::sort(listed.rbegin(), listed.rend());
+    ASSERT_EQ(listed.size(), all.size());
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_DOUBLE_EQ(listed[i], all[i]) << i;
     ASSERT_EQ(result.best.size(), 7U);
     const double first = result.best[0].samples_per_second();
     EXPECT_GE(first, 0.99 * all[0]);
@@ -184,19 +194,6 @@ TEST(Planner, KnowsThatMicroBatchesCostUnequally) {
   EXPECT_DOUBLE_EQ(choice.step_seconds, 1 + 1 + 4 + 3 + 4 + 4) << "F0 F0 B0 F1 B1 on rank 1, then B1 on rank 0";
   request.search = true;
   EXPECT_LE(plan(model, request).best.at(0).step_seconds, choice.step_seconds);
-}
-
-TEST(Planner, ListsAllCombinationsWithoutALimit) {
-  Random random(12);
-  const CostModel model = random_model(random, 6);
-  PlanRequest request = small_request();
-  request.top = 0;
-  const PlanResult result = plan(model, request);
-  EXPECT_EQ(result.simulated, result.combinations);
-  EXPECT_EQ(static_cast<int64_t>(result.best.size()), result.combinations);
-  EXPECT_TRUE(std::is_sorted(result.best.rbegin(), result.best.rend() - 1, [](const auto& a, const auto& b) {
-    return a.samples_per_second() < b.samples_per_second();
-  }));
 }
 
 // The first row is the same for any number of rows. It is not always the fastest one.
@@ -352,19 +349,30 @@ TEST(Planner, CountsTheReasonsThatItLeavesOut) {
 
 TEST(Planner, SaysTheSmallestSufficientMemory) {
   Random random(14);
-  for (int round = 0; round < 4; ++round) {
-    const CostModel model = random_model(random, 6);
+  for (int round = 0; round < 8; ++round) {
+    CostModel model = random_model(random, 6);
     PlanRequest request = small_request();
     request.ranks = {2};
+    if (round % 2 == 1) {
+      cut_into_slices(random, model, {2, 4});
+      request.slices = {2, 4};
+      request.recompute = {"none"};
+    }
     request.memory = 10;
     const PlanResult nothing = plan(model, request);
     EXPECT_TRUE(nothing.best.empty());
     ASSERT_TRUE(nothing.smallest.has_value());
     EXPECT_GT(nothing.smallest->peak_bytes, 10);
-    request.memory = nothing.smallest->peak_bytes;
-    const PlanResult just = plan(model, request);
-    ASSERT_FALSE(just.best.empty());
-    EXPECT_LE(just.best[0].peak_bytes, request.memory * (1 + 1e-9));
+    EXPECT_EQ(nothing.smallest->slices > 1, round % 2 == 1);
+    for (const double times : {1.0, 1.1, 1.5}) {
+      request.memory = times * nothing.smallest->peak_bytes;
+      const PlanResult just = plan(model, request);
+      ASSERT_FALSE(just.best.empty()) << times;
+      for (const PlanChoice& choice : just.best) {
+        EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
+        EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
+      }
+    }
     request.memory = nothing.smallest->peak_bytes * 0.98;
     EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller configuration would have fitted";
   }
@@ -390,14 +398,30 @@ TEST(Planner, FindsTheSmallestMemoryWithoutSimulatingAll) {
   EXPECT_FALSE(plan(model, request).best.empty());
 }
 
+// Boundaries have different sizes, so a stage may send another amount than it holds.
+void make_boundaries_unequal(Random& random, CostModel& model) {
+  for (auto& [name, kind] : model.kinds) {
+    const double output = random_int(random, 1, 40);
+    for (LayerCost& layer : kind.at_size) {
+      layer.forward_held += output - layer.output;
+      layer.forward_peak = std::max(0.0, layer.forward_held);
+      layer.output = layer.input_gradient = output;
+      layer.p1_peak = output;
+    }
+  }
+}
+
 // Schedules from the search are rows of their own. They are never slower than the named ones, and stay within
-// the memory.
+// the memory. If the search finds nothing, the rows of named schedules remain.
 TEST(Planner, SearchesForSchedules) {
   Random random(15);
-  int found = 0;
-  for (int round = 0; round < 4; ++round) {
-    const CostModel model = random_model(random, 6);
+  std::vector<int> found(3, 0);
+  for (int round = 0; round < 15; ++round) {
+    CostModel model = random_model(random, 6);
+    if (round % 3 == 1) make_boundaries_unequal(random, model);
+    if (round % 3 == 2) cut_into_slices(random, model, {4});
     PlanRequest request = request_to_search(model);
+    if (round % 3 == 2) request.slices = {4};
     const PlanResult named = plan(model, request);
     request.search = true;
     const PlanResult searched = plan(model, request);
@@ -406,13 +430,15 @@ TEST(Planner, SearchesForSchedules) {
     for (const PlanChoice& choice : searched.best) {
       EXPECT_EQ(choice.found.has_value(), choice.schedule.name() == "auto");
       EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
+      EXPECT_EQ(choice.slices, round % 3 == 2 ? 4 : 1);
       if (!choice.found) continue;
-      ++found;
+      ++found[round % 3];
+      EXPECT_EQ(choice.found->slices, choice.slices);
       const Simulation again = simulate_choice(model, choice, request);
       EXPECT_EQ(again.step_seconds, choice.step_seconds);
     }
   }
-  EXPECT_GT(found, 0);
+  EXPECT_GT(std::ranges::min(found), 0);
 }
 
 // Six layers take the same time, and three of them have fixed bytes. Three layers on each rank would need 210
@@ -497,35 +523,6 @@ TEST(Planner, SearchesForSplits) {
     faster += most_samples_per_second(named) > 1.005 * most_samples_per_second(by_seconds) ? 1 : 0;
   }
   EXPECT_GT(faster, 0);
-}
-
-// Boundaries have different sizes, so a stage may send another amount than it holds. If the search finds
-// nothing, the rows of named schedules remain.
-TEST(Planner, SearchesBetweenUnequalBoundaries) {
-  Random random(16);
-  int searched = 0;
-  for (int round = 0; round < 6; ++round) {
-    CostModel model = random_model(random, 6);
-    for (auto& [name, kind] : model.kinds) {
-      const double output = random_int(random, 1, 40);
-      for (LayerCost& layer : kind.at_size) {
-        layer.forward_held += output - layer.output;
-        layer.forward_peak = std::max(0.0, layer.forward_held);
-        layer.output = layer.input_gradient = output;
-        layer.p1_peak = output;
-      }
-    }
-    PlanRequest request = request_to_search(model);
-    const PlanResult named = plan(model, request);
-    request.search = true;
-    const PlanResult result = plan(model, request);
-    EXPECT_GE(most_samples_per_second(result), most_samples_per_second(named));
-    for (const PlanChoice& choice : result.best) {
-      EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
-      searched += choice.found ? 1 : 0;
-    }
-  }
-  EXPECT_GT(searched, 0);
 }
 
 TEST(Planner, CountsMoreSamplesThanAnInt) {

@@ -1,70 +1,21 @@
-// Slices in cost models and plans: against simulating every combination, memory, what the file can be, and
-// the causes of idle time.
-#include <algorithm>
-#include <cmath>
+// Slices in cost models and plans, and what the file can be. planner_test plans in slices, too.
 #include <numeric>
 
 #include <nlohmann/json.hpp>
 
 #include "tests/plan/support.h"
-#include "twobp/plan/candidates.h"
 #include "twobp/plan/cost_model.h"
-#include "twobp/plan/memory/stage_bytes.h"
-#include "twobp/plan/partition/partition.h"
 #include "twobp/plan/planner.h"
-#include "twobp/schedule/named_schedules.h"
 
 namespace twobp::TWOBP_FILE {
 namespace {
 
 using nlohmann::json;
 
-// The layers of model_of, also in slices: each slice has its own part of the costs, and the last one's I
-// makes gradients for the others.
 CostModel sliced_model(Random& random, int layers, const std::vector<int>& counts) {
-  std::vector<TestKind> kinds(layers);
-  for (TestKind& kind : kinds) {
-    kind.forward = random_int(random, 1, 9);
-    kind.backward_p1 = random_int(random, 1, 9);
-    kind.backward_p2 = random_int(random, 0, 9);
-    kind.held = random_int(random, 5, 20);
-    kind.stash = random_int(random, 0, 5);
-  }
-  CostModel model = model_of(kinds);
-  model.link_latency = 0.01;
-  for (const int count : counts) {
-    std::vector<int> lengths(count, 8);
-    lengths[0] = 128 - 8 * (count - 1);
-    model.slice_lengths.push_back(lengths);
-    for (size_t i = 0; i < kinds.size(); ++i) {
-      auto& slices = model.kinds[concat("kind", i)].in_slices.emplace_back(count);
-      for (int slice = 0; slice < count; ++slice) {
-        TestKind part = kinds[i];
-        const double share = random_int(random, 1, 3) / (2.0 * count);
-        for (double TestKind::*of : {&TestKind::forward, &TestKind::backward_p1, &TestKind::backward_p2,
-                                     &TestKind::held, &TestKind::stash, &TestKind::output})
-          part.*of *= share;
-        for (const int size : model.micro_batch_sizes) {
-          LayerCost& cost = slices[slice].emplace_back(layer_of(part, size));
-          const double gradients = size * (slice + 1 == count ? count - 1.0 : -1.0);
-          cost.p1_held += gradients;
-          cost.p1_peak = std::max({0.0, cost.p1_peak, cost.p1_held});
-        }
-      }
-    }
-  }
-  check_cost_model(model);
+  CostModel model = random_model(random, layers);
+  cut_into_slices(random, model, counts);
   return model;
-}
-
-PlanRequest small_request() {
-  PlanRequest request;
-  request.ranks = {2, 3};
-  request.micro_batches = {1, 4};
-  request.micro_batch_sizes = {1, 2};
-  request.recompute = {"none"};
-  request.top = 0;
-  return request;
 }
 
 TEST(SlicedCosts, AreThoseOfEachSliceAndStage) {
@@ -101,8 +52,11 @@ TEST(SlicedCosts, RecomputationIsMeasured) {
   for (const char* kind : {"kind1", "kind2"}) model.kinds[concat(kind, "+activations")] = model.kinds[kind];
   EXPECT_TRUE(has_slices(with_recompute(model, "activations"), 2));
   EXPECT_FALSE(has_slices(with_recompute(model, "both"), 2));
-  PlanRequest request = small_request();
-  request.recompute = {};
+  PlanRequest request;
+  request.ranks = {2, 3};
+  request.micro_batches = {1, 4};
+  request.micro_batch_sizes = {1, 2};
+  request.top = 0;
   bool activations = false;
   for (const PlanChoice& choice : plan(model, request).best) {
     if (choice.slices == 1) continue;
@@ -113,53 +67,6 @@ TEST(SlicedCosts, RecomputationIsMeasured) {
   request.recompute = {"both"};
   request.slices = {2};
   expect_contains(error_of([&] { plan(model, request); }), {"recomputation both", "2 slices"});
-}
-
-TEST(SlicedPlan, RanksAsSimulatingEverythingDoes) {
-  Random random(52);
-  for (int round = 0; round < 3; ++round) {
-    const CostModel model = sliced_model(random, 6, {2, 4});
-    PlanRequest request = small_request();
-    std::vector<double> all;
-    for (const std::string& name : planned_schedules()) {
-      const NamedSchedule& named = named_schedule(name);
-      for (const int ranks : request.ranks) {
-        const int stages = ranks * usual_stages_per_rank(named.placement);
-        if (stages > 6) continue;
-        for (const int size : request.micro_batch_sizes) {
-          for (const int slices : {1, 2, 4}) {
-            const auto split =
-                balanced_split(layer_seconds_at(model, size, slices), place_stages(named.placement, stages, ranks));
-            const auto costs = stage_costs(model, split, size, slices);
-            for (const int m : request.micro_batches) {
-              if (!admits(name, stages, ranks, m, slices)) continue;
-              for (const P2Policy policy : planned_policies(name)) {
-                const Schedule schedule = make_schedule(name, stages, m, policy, ranks, slices);
-                all.push_back(m * size / simulate(schedule, costs, simulation_options(model)).step_seconds);
-              }
-            }
-          }
-        }
-      }
-    }
-    std::sort(all.rbegin(), all.rend());
-    const PlanResult result = plan(model, request);
-    ASSERT_EQ(result.best.size(), all.size());
-    std::vector<double> planned;
-    for (const PlanChoice& choice : result.best) planned.push_back(choice.samples_per_second());
-    std::sort(planned.rbegin(), planned.rend());
-    for (size_t i = 0; i < all.size(); ++i) EXPECT_DOUBLE_EQ(planned[i], all[i]) << i;
-    // What is left out by its bound is not among the best.
-    request.top = 5;
-    const PlanResult few = plan(model, request);
-    EXPECT_LT(few.simulated, few.combinations);
-    double most = 0;
-    for (const PlanChoice& choice : few.best) most = std::max(most, choice.samples_per_second());
-    EXPECT_DOUBLE_EQ(most, all[0]);
-    const Simulation again = simulate_choice(model, few.best[0]);
-    EXPECT_EQ(again.step_seconds, few.best[0].step_seconds);
-    EXPECT_EQ(peak_of(again), few.best[0].peak_bytes);
-  }
 }
 
 // One micro-batch, equal slices: more of them are faster and lighter.
@@ -196,56 +103,6 @@ TEST(SlicedPlan, FindsTheSmallBubble) {
   request.schedules = {"dualpipe-v"};
   request.ranks = {2};
   expect_contains(error_of([&] { plan(model, request); }), {"dualpipe-v", "no form with slices"});
-}
-
-TEST(SlicedPlan, KeepsTheMemoryAndNamesTheSmallest) {
-  Random random(53);
-  for (int round = 0; round < 4; ++round) {
-    const CostModel model = sliced_model(random, 6, {2, 4});
-    PlanRequest request = small_request();
-    request.ranks = {2};
-    request.slices = {2, 4};
-    request.memory = 10;
-    const PlanResult nothing = plan(model, request);
-    EXPECT_TRUE(nothing.best.empty());
-    ASSERT_TRUE(nothing.smallest.has_value());
-    EXPECT_GT(nothing.smallest->slices, 1);
-    for (const double times : {1.0, 1.1, 1.5}) {
-      request.memory = times * nothing.smallest->peak_bytes;
-      const PlanResult some = plan(model, request);
-      ASSERT_FALSE(some.best.empty()) << times;
-      for (const PlanChoice& choice : some.best) {
-        EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
-        EXPECT_LE(peak_of(simulate_choice(model, choice, request)), request.memory * (1 + 1e-9));
-      }
-    }
-    request.memory = 0.98 * nothing.smallest->peak_bytes;
-    EXPECT_TRUE(plan(model, request).best.empty()) << "a smaller configuration would have fitted";
-  }
-}
-
-TEST(SlicedPlan, SearchesForMore) {
-  Random random(54);
-  int found = 0;
-  for (int round = 0; round < 4; ++round) {
-    const CostModel model = sliced_model(random, 6, {4});
-    PlanRequest request = small_request();
-    request.ranks = {3};
-    request.slices = {4};
-    request.top = 5;
-    const PlanResult named = plan(model, request);
-    request.memory = named.best[0].peak_bytes;
-    request.search = true;
-    for (const PlanChoice& choice : plan(model, request).best) {
-      EXPECT_EQ(choice.slices, 4);
-      EXPECT_LE(choice.peak_bytes, request.memory * (1 + 1e-9));
-      if (!choice.found) continue;
-      ++found;
-      EXPECT_EQ(choice.found->slices, 4);
-      EXPECT_EQ(simulate_choice(model, choice, request).step_seconds, choice.step_seconds);
-    }
-  }
-  EXPECT_GT(found, 0);
 }
 
 TEST(SlicedCostsFile, RoundTripAndFaults) {

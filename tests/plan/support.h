@@ -1,6 +1,7 @@
 // This file makes cost models by hand for the planner's tests.
 #pragma once
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -51,6 +52,44 @@ inline CostModel model_of(const std::vector<TestKind>& layers) {
     model.kinds[name] = kind;
   }
   return model;
+}
+
+inline CostModel random_model(Random& random, int layers) {
+  std::vector<TestKind> kinds;
+  for (int i = 0; i < layers; ++i) {
+    TestKind kind;
+    kind.forward = random_int(random, 1, 9);
+    kind.backward_p1 = random_int(random, 1, 9);
+    kind.backward_p2 = random_int(random, 0, 9);
+    kind.held = random_int(random, 5, 20);
+    kind.stash = random_int(random, 0, 5);
+    kinds.push_back(kind);
+  }
+  CostModel model = model_of(kinds);
+  model.link_latency = 0.01;
+  return model;
+}
+
+// Gives each slice a part of its layer's costs. I of the last one makes gradients for the others.
+inline void cut_into_slices(Random& random, CostModel& model, const std::vector<int>& counts) {
+  for (const int count : counts) {
+    std::vector<int> lengths(count, 8);
+    lengths[0] = 128 - 8 * (count - 1);
+    model.slice_lengths.push_back(lengths);
+    for (auto& [name, kind] : model.kinds) {
+      auto& slices = kind.in_slices.emplace_back(count);
+      for (int slice = 0; slice < count; ++slice) {
+        const double share = random_int(random, 1, 3) / (2.0 * count);
+        for (size_t i = 0; i < model.micro_batch_sizes.size(); ++i) {
+          LayerCost& cost = slices[slice].emplace_back(kind.at_size[i]);
+          for (const auto number : kLayerNumbers) cost.*number *= share;
+          cost.p1_held += model.micro_batch_sizes[i] * (slice + 1 == count ? count - 1.0 : -1.0);
+          cost.p1_peak = std::max({0.0, cost.p1_peak, cost.p1_held});
+        }
+      }
+    }
+  }
+  check_cost_model(model);
 }
 
 inline Simulation simulate_choice(const CostModel& model, const PlanChoice& choice, const PlanRequest& request = {}) {
