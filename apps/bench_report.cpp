@@ -91,48 +91,41 @@ json bench_row_to_json(const BenchRow& row) {
 
 void print_bench_table(const std::vector<BenchRow>& rows) {
   const InputKind input = rows.front().trainer->config().model.input().kind;
-  const std::string speed = concat(item_name(input), "/s");
+  std::vector<std::vector<std::string>> table = {{"precision", "schedule", "p2", "batching", "cap", "M", "step s",
+                                                  "min - max", concat(item_name(input), "/s"), "speed", "idle",
+                                                  "predicted", "products", "peak memory by rank"}};
   // Shows these columns only if their values differ from the usual.
-  const bool recomputes = std::any_of(
-      rows.begin(), rows.end(), [](const BenchRow& row) { return !row.trainer->config().pipeline.recompute.empty(); });
-  const auto print_recompute = [&](const std::string& text) {
-    if (recomputes) print("%-12s ", text.c_str());
+  const bool recomputes =
+      std::ranges::any_of(rows, [](const BenchRow& row) { return !row.trainer->config().pipeline.recompute.empty(); });
+  const bool sliced =
+      std::ranges::any_of(rows, [](const BenchRow& row) { return row.trainer->pipeline().slices() > 1; });
+  const auto insert = [&](std::vector<std::string>& cells, const std::string& recompute, const std::string& slices) {
+    if (sliced) cells.insert(cells.begin(), slices);
+    if (recomputes) cells.insert(cells.begin(), recompute);
   };
-  const bool slices =
-      std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) { return row.trainer->pipeline().slices() > 1; });
-  const auto print_slices = [&](const std::string& text) {
-    if (slices) print("%-6s ", text.c_str());
-  };
-  print_recompute("recompute");
-  print_slices("slices");
-  print("%-9s %-16s %-9s %-11s %-6s %3s  %9s %17s %10s %7s %7s %9s %8s  %s\n", "precision", "schedule", "p2",
-        "batching", "cap", "M", "step", "(min - max)", speed.c_str(), "speed", "idle", "predicted", "products",
-        "peak memory by rank");
+  insert(table[0], "recompute", "slices");
   for (const BenchRow& row : rows) {
     // The speed is relative to the first row of the same M, sample by sample, because the two were timed in
     // turn.
-    const BenchRow* base = &row;
-    for (const BenchRow& other : rows) {
-      if (other.batch.micro_batches.size() == row.batch.micro_batches.size()) {
-        base = &other;
-        break;
-      }
-    }
+    const BenchRow& base = *std::ranges::find_if(rows, [&](const BenchRow& other) {
+      return other.batch.micro_batches.size() == row.batch.micro_batches.size();
+    });
     std::vector<double> ratios;
-    for (size_t i = 0; i < row.seconds.size(); ++i) ratios.push_back(base->seconds[i] / row.seconds[i]);
+    for (size_t i = 0; i < row.seconds.size(); ++i) ratios.push_back(base.seconds[i] / row.seconds[i]);
     std::vector<std::string> peaks;
     for (const int64_t peak : row.peaks) peaks.push_back(format_bytes(static_cast<double>(peak)));
-    const auto [fastest, slowest] = std::minmax_element(row.seconds.begin(), row.seconds.end());
-    print_recompute(recompute_of(row));
-    print_slices(std::to_string(row.trainer->pipeline().slices()));
-    print("%-9s %-16s %-9s %-11s %-6s %3zu  %8.4fs (%6.4f - %6.4f) %10.0f %6.3fx %7s %9s %8s  %s\n",
-          row.trainer->config().train.precision.c_str(), row.schedule.c_str(),
-          std::string(policy_name(row.variant.policy)).c_str(),
-          std::string(batching_name(row.variant.batching)).c_str(), row.cap.c_str(), row.batch.micro_batches.size(),
-          median(row.seconds), *fastest, *slowest, static_cast<double>(row.batch.tokens) / median(row.seconds),
-          median(ratios), fixed(mean(medians(row.idle)), 3).c_str(), fixed(mean(medians(row.predicted)), 3).c_str(),
-          fixed(median(row.products), 3).c_str(), join(peaks, " | ").c_str());
+    const auto [fastest, slowest] = std::ranges::minmax(row.seconds);
+    const double seconds = median(row.seconds);
+    table.push_back({row.trainer->config().train.precision, row.schedule, std::string(policy_name(row.variant.policy)),
+                     std::string(batching_name(row.variant.batching)), row.cap,
+                     std::to_string(row.batch.micro_batches.size()), fixed(seconds, 4),
+                     concat(fixed(fastest, 4), " - ", fixed(slowest, 4)),
+                     fixed(static_cast<double>(row.batch.tokens) / seconds, 0), concat(fixed(median(ratios), 3), "x"),
+                     fixed(mean(medians(row.idle)), 3), fixed(mean(medians(row.predicted)), 3),
+                     fixed(median(row.products), 3), join(peaks, " | ")});
+    insert(table.back(), recompute_of(row), std::to_string(row.trainer->pipeline().slices()));
   }
+  print_table(table);
   for (const BenchRow& row : rows) {
     if (row.schedule != kAutoSchedule) continue;
     print("M %zu, cap %s: %s\n", row.batch.micro_batches.size(), row.cap.c_str(), row.variant.schedule.name().c_str());
