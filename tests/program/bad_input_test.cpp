@@ -21,18 +21,7 @@ class BadInput : public test::InAFolder {
   }
 };
 
-TEST_F(BadInput, NamesAMissingConfiguration) {
-  expect_one_message({"train", path("none.json")}, {path("none.json"), "No such file"});
-  expect_one_message({"train", path("")}, {"folder"});
-}
-
-TEST_F(BadInput, SaysWhereAFileIsNotJson) {
-  expect_one_message({"train", folder_.write("config.json", "{\n  \"model\": {,}\n}")},
-                     {"config.json", "line 2", "column 13"});
-  expect_one_message({"train", folder_.write("config.json", "")}, {"config.json", "empty"});
-  expect_one_message({"train", folder_.write("config.json", "[1]")}, {"config.json", "object"});
-}
-
+// config_test and data_test have all errors of settings and data.
 TEST_F(BadInput, UnknownKeyNamesTheNearest) {
   expect("model.dims=3", {"model.dims", "did you mean \"model.dim\""});
   expect("modle.dim=3", {"modle", "model"});
@@ -137,61 +126,15 @@ TEST_F(BadInput, ReportsLostOutput) {
   }
 }
 
-TEST_F(BadInput, RefusesAValueOfTheWrongType) {
-  expect("model.dim=wide", {"model.dim", "an integer", "\"wide\""});
-  expect("model.tied=1", {"model.tied", "boolean"});
-  expect("model.dim=0", {"model.dim", "from 1"});
-  expect("model.dim", {"section.key=value"});
-  json content = tiny_config();
-  content["pipeline"]["stages"] = "2";
-  expect_one_message({"train", config(content)}, {"config.json", "pipeline.stages", "an integer", "\"2\""});
-}
-
 TEST_F(BadInput, RefusesContradictions) {
-  expect("model.heads=3", {"model.dim (16)", "model.heads (3)"});
   expect("data.text=*.txt", {"data.text", "data.synthetic", "one source"});
-  expect("data.synthetic=", {"no data is given"});
-  expect("pipeline.split=1,2,3", {"pipeline.split lists 3", "pipeline.stages is 2"});
   expect("pipeline.split=1,2", {"pipeline.split", "6 layers", "sum to 3"});
-  expect("model.type=mlp", {"model.heads", "model.type is mlp", "remove it"});
-  expect("pipeline.memory_cap=lots", {"pipeline.memory_cap", "lots", "512MiB"});
 }
 
 TEST_F(BadInput, RefusesAScheduleThatCannotRun) {
   expect("pipeline.stages=7", {"6 layers", "7 stages", "pipeline.stages"});
   expect("pipeline.schedule=1f2b", {"pipeline.schedule", "1f2b", "did you mean \"1f1b\""});
   expect("pipeline.p2=later", {"pipeline.p2", "later"});
-}
-
-TEST_F(BadInput, NamesMissingData) {
-  json content = tiny_config();
-  content["model"]["vocab"] = 256;
-  content["data"] = {{"text", path("*.nothing")}, {"sequence", 8}};
-  expect_one_message({"train", config(content)}, {"data.text", path("*.nothing")});
-  content["data"] = {{"arrays", path("nowhere")}, {"sequence", 8}};
-  expect_one_message({"train", config(content)}, {path("nowhere")});
-}
-
-TEST_F(BadInput, RefusesTooLittleText) {
-  json content = tiny_config();
-  folder_.write("short.txt", "Short.");
-  content["model"]["vocab"] = 256;
-  content["data"] = {{"text", path("short.txt")}, {"sequence", 8}};
-  expect_one_message({"train", config(content)}, {"too little text", "data.sequence"});
-}
-
-TEST_F(BadInput, RefusesTokensBeyondTheVocabulary) {
-  std::vector<int32_t> ids(4 * 8, 5);
-  ids[2 * 8 + 3] = 32;  // the vocabulary's size
-  std::filesystem::create_directory(path("data"));
-  folder_.write("data/input_ids.npy", test::npy_file("<i4", "(4, 8)", ids));
-  folder_.write("data/labels.npy", test::npy_file("<i4", "(4, 8)", std::vector<int32_t>(4 * 8, 5)));
-  json content = tiny_config();
-  content["data"] = {{"arrays", path("data")}, {"sequence", 8}, {"held_out", 0}};
-  expect_one_message({"train", config(content)}, {"input_ids.npy", "row 2, column 3", "token id 32", "model.vocab"});
-  ids[2 * 8 + 3] = -100;
-  folder_.write("data/input_ids.npy", test::npy_file("<i4", "(4, 8)", ids));
-  expect_one_message({"train", config(content)}, {"input_ids.npy", "token id -100"});
 }
 
 // The weights overflow in the first steps, on every stage. The message names the layer and the step.
