@@ -1,5 +1,5 @@
-// Tests parallel pipelines that sum their gradients during their backward passes, and the order of W that supports
-// this.
+// Tests the order of W for sums of gradients, and the end of replicas of which one fails. The sums are those of
+// tests/train/data_parallel_test.cpp in every order of work.
 #include <mutex>
 
 #include "tests/pipeline/support.h"
@@ -73,40 +73,6 @@ TEST(P2Order, StandardBackwardKeepsItsOrder) {
 
 constexpr int kMicroBatches = 4;
 
-struct Case {
-  std::string schedule;
-  P2Policy policy;
-  P2Batching batching = P2Batching::kLoop;
-  P2Order order = P2Order::kBucket;
-  int64_t bucket_bytes = 1 << 20;
-  int64_t cap = 0;
-};
-
-std::string describe(const Case& c) {
-  return concat(c.schedule, ", ", policy_name(c.policy), ", ", batching_name(c.batching),
-                c.order == P2Order::kBucket ? ", bucket, " : ", oldest, ", c.bucket_bytes, " B");
-}
-
-PipelineOptions placed(const std::string& schedule, const ModelSpec& model) {
-  const NamedSchedule& named = named_schedule(schedule);
-  const int stages = 2 * usual_stages_per_rank(named.placement);
-  const int layers = static_cast<int>(model.layers.size());
-  std::vector<int> split(stages, layers / stages);
-  split.back() += layers % stages;
-  return options_of(split, place_stages(named.placement, stages, 2));
-}
-
-// Returns the gradients of one replica alone. Its micro-batches are those of the global batch from `first` on.
-std::vector<at::Tensor> alone(const ModelSpec& model, const Case& c, int first, int count) {
-  Pipeline pipeline(model, no_costs(model), placed(c.schedule, model));
-  StepRequest options = step_request();
-  options.first_micro_batch = first;
-  const std::vector<Fields> all = random_batch(first + count);
-  const StepPlan plan = pipeline.plan(c.schedule, count, c.policy, {c.batching, c.cap, c.order});
-  pipeline.run(plan, {all.begin() + first, all.end()}, options);
-  return take_gradients(pipeline);
-}
-
 // Makes a sum of all parameters that the pipeline's ranks train. The caller keeps the sums while it runs steps.
 std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, int64_t bucket_bytes) {
   std::vector<std::unique_ptr<GradientReducer>> reducers(pipeline.ranks());
@@ -124,76 +90,21 @@ std::vector<std::unique_ptr<GradientReducer>> reducers_of(Pipeline& pipeline, in
   return reducers;
 }
 
-// Returns the gradients by replica.
-std::vector<std::vector<at::Tensor>> together(const ModelSpec& model, const Case& c, int replicas) {
-  std::vector<std::vector<at::Tensor>> gradients(replicas);
-  run_worlds(make_in_process_worlds(replicas, 2, 0), [&](World world) {
-    const int replica = world.replica;
-    Pipeline pipeline(model, no_costs(model), placed(c.schedule, model), std::move(world));
-    const auto reducers = reducers_of(pipeline, c.bucket_bytes);
-    StepRequest options = step_request();
-    options.first_micro_batch = replica * kMicroBatches;
-    options.update = test::update_by([&](int rank) {
-      reducers[rank]->finish(test::kTimeout);
-      return std::vector<Waited>();
-    });
-    const std::vector<Fields> all = random_batch((replica + 1) * kMicroBatches);
-    const std::vector<Fields> own(all.end() - kMicroBatches, all.end());
-    const StepPlan plan = pipeline.plan(c.schedule, kMicroBatches, c.policy, {c.batching, c.cap, c.order});
-    for (int step = 0; step < 2; ++step) {  // the second step finds the same state as the first
-      options.step = 5 + step;
-      pipeline.run(plan, own, options);
-      gradients[replica] = take_gradients(pipeline);
-    }
-    for (int rank = 0; rank < 2; ++rank) pipeline.rank(rank).sum_gradients_with(nullptr);
-  });
-  return gradients;
-}
-
-TEST(DataParallel, GradientsAreTheSumOfTheReplicasInEveryOrderOfWork) {
-  const ModelSpec model = small_llama(3);
-  std::vector<Case> cases;
-  for (const std::string schedule : {"1f1b", "gpipe"}) {
-    for (const P2Policy policy : {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
-      for (const P2Order order : {P2Order::kOldest, P2Order::kBucket}) {
-        cases.push_back({schedule, policy, P2Batching::kLoop, order, policy == P2Policy::kEnd ? 1 : 4000});
-      }
-    }
-  }
-  cases.push_back({"interleaved-1f1b", P2Policy::kFill});
-  cases.push_back({"interleaved-1f1b", P2Policy::kOff, P2Batching::kLoop, P2Order::kBucket, 2000});
-  cases.push_back({"zb-v", P2Policy::kPlaced, P2Batching::kLoop, P2Order::kBucket, 3000});
-  cases.push_back({"zb-v", P2Policy::kFill, P2Batching::kLoop, P2Order::kOldest, 3000});
-  for (const int replicas : {2, 3}) {
-    std::vector<at::Tensor> expected;
-    for (int replica = 0; replica < replicas; ++replica) {
-      const auto one = alone(model, {"1f1b", P2Policy::kOff}, replica * kMicroBatches, kMicroBatches);
-      for (size_t i = 0; i < one.size(); ++i) {
-        if (replica == 0) {
-          expected.push_back(one[i]);
-        } else {
-          expected[i] = expected[i] + one[i];
-        }
-      }
-    }
-    for (const Case& c : cases) {
-      SCOPED_TRACE(concat(replicas, " replicas, ", describe(c)));
-      for (const auto& gradients : together(model, c, replicas)) expect_same_bits(expected, gradients);
-    }
-  }
-}
-
 TEST(DataParallel, ConcatenatedWKeepsItsBitsLayerByLayer) {
   const ModelSpec model = small_mlp(4);
-  const Case oldest{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kOldest};
-  const Case bucket{"gpipe", P2Policy::kEnd, P2Batching::kConcat, P2Order::kBucket};
+  const auto gradients = [&](P2Order order) {
+    Pipeline pipeline(model, no_costs(model), options_of({2, 2}));
+    const StepPlan plan = pipeline.plan("gpipe", kMicroBatches, P2Policy::kEnd, {P2Batching::kConcat, 0, order});
+    pipeline.run(plan, random_batch(kMicroBatches), step_request());
+    return take_gradients(pipeline);
+  };
   // The first stage's last I alternates with W, although W of both micro-batches is one product.
   const auto ops = [](P2Order order) { return ops_of("gpipe", 2, P2Policy::kEnd, order, P2Batching::kConcat).at(0); };
   EXPECT_EQ(ops(P2Order::kOldest),
             (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "I0.1", "W1.0", "W1.1", "W0.0", "W0.1"}));
   EXPECT_EQ(ops(P2Order::kBucket),
             (std::vector<std::string>{"I1.0", "I0.0", "I1.1", "W1.0", "W1.1", "I0.1", "W0.0", "W0.1"}));
-  expect_same_bits(alone(model, oldest, 0, kMicroBatches), alone(model, bucket, 0, kMicroBatches));
+  expect_same_bits(gradients(P2Order::kOldest), gradients(P2Order::kBucket));
 }
 
 TEST(DataParallel, AFailingReplicaEndsTheOthers) {
@@ -206,7 +117,7 @@ TEST(DataParallel, AFailingReplicaEndsTheOthers) {
         hooks->backward_p1 = [fails](const Context& context) {
           if (fails && context.micro_batch % kMicroBatches == 2) fail("the probe fails");
         };
-        Pipeline pipeline(model, no_costs(model), placed("1f1b", model), std::move(world));
+        Pipeline pipeline(model, no_costs(model), options_of({2, 2}), std::move(world));
         const auto reducers = reducers_of(pipeline, 1 << 20);
         StepRequest options = step_request();
         options.update = test::update_by([&](int rank) {

@@ -65,18 +65,20 @@ TEST(DataParallel, TheBitsDoNotDependOnScheduleOrderBucketsOrShards) {
       change(config);
       expect_same_run(expected, run(config), concat(replicas, " replicas, ", what));
     };
-    for (const std::string schedule : {"1f1b", "gpipe", "zb-v"}) {
-      for (const std::string p2 : {"off", "end", "fill"}) {
-        if (schedule == "zb-v" && p2 == "end") continue;
-        expect_same(schedule + " " + p2, [&](Config& config) {
-          config.pipeline.schedule = schedule;
-          config.pipeline.p2 = schedule == "zb-v" && p2 == "off" ? "placed" : p2;
-          config.pipeline.bucket = p2 == "end" ? "1" : "10KiB";
-          config.optimizer.shard = p2 == "fill";
-        });
+    for (const std::string schedule : {"1f1b", "gpipe", "interleaved-1f1b", "zb-v"}) {
+      for (const std::string p2 : {"off", "end", "cooldown", "fill"}) {
+        if (schedule == "zb-v" && (p2 == "end" || p2 == "cooldown")) continue;
+        for (const std::string order : {"bucket", "oldest"}) {
+          expect_same(concat(schedule, " ", p2, " ", order), [&](Config& config) {
+            config.pipeline.schedule = schedule;
+            config.pipeline.p2 = schedule == "zb-v" && p2 == "off" ? "placed" : p2;
+            config.pipeline.p2_order = order;
+            config.pipeline.bucket = p2 == "end" ? "1" : "10KiB";
+            config.optimizer.shard = p2 == "fill";
+          });
+        }
       }
     }
-    expect_same("oldest", [](Config& config) { config.pipeline.p2_order = "oldest"; });
     expect_same("one bucket, a shard each", [](Config& config) {
       config.pipeline.p2_order = "bucket";
       config.pipeline.bucket = "1GiB";
