@@ -12,13 +12,24 @@ using test::expect_success;
 using test::read_file;
 using test::TempFolder;
 
-TEST(Bench, RowsHaveAllKeys) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--schedules", "1f1b,gpipe", "--p2", "off,end,fill", "--micro-batches", "2,3",
-                  "--repeat", "2", "--steps", "1", "--json", report});
-  const json all = json::parse(read_file(report));
+class Bench : public test::InAFolder {
+ protected:
+  // The report of a run of the tiny configuration, with one step for each row and round.
+  json report(std::vector<std::string> arguments, int rounds = 1) {
+    const std::string file = path("rows.json");
+    arguments.insert(arguments.begin(), {"bench", config(test::tiny_config())});
+    arguments.insert(arguments.end(), {"--repeat", std::to_string(rounds), "--steps", "1", "--json", file});
+    out_ = expect_success(arguments).out;
+    return json::parse(read_file(file));
+  }
+  json rows(const std::vector<std::string>& arguments, int rounds = 1) { return report(arguments, rounds).at("rows"); }
+
+  std::string out_;  // of the last run
+};
+
+TEST_F(Bench, RowsHaveAllKeys) {
+  const json all =
+      report({"--schedules", "1f1b,gpipe", "--p2", "off,end,fill", "--micro-batches", "2,3"}, /*rounds=*/2);
   EXPECT_TRUE(all.contains("machine"));
   EXPECT_TRUE(all.contains("config"));
   const json& rows = all.at("rows");
@@ -49,50 +60,41 @@ TEST(Bench, RowsHaveAllKeys) {
   EXPECT_EQ(combinations.size(), rows.size()) << "each combination once";
 }
 
-TEST(Bench, TakesTheConfiguredSchedule) {
-  const TempFolder folder;
-  const std::string report = folder.path("rows.json");
-  expect_success({"bench", folder.write("config.json", test::tiny_config().dump()), "--set", "pipeline.schedule=gpipe",
-                  "--p2", "off", "--repeat", "1", "--steps", "1", "--json", report});
-  EXPECT_EQ(json::parse(read_file(report)).at("rows").at(0).at("schedule"), "gpipe");
+TEST_F(Bench, TakesTheConfiguredSchedule) {
+  EXPECT_EQ(rows({"--set", "pipeline.schedule=gpipe", "--p2", "off"}).at(0).at("schedule"), "gpipe");
 }
 
 // Training leaves out a batch without a counted label.
-TEST(Bench, LeavesOutABatchWithoutACountedLabel) {
-  const TempFolder folder;
-  json config = test::tiny_config();
-  config["data"] = {{"arrays", folder.path(".")}, {"sequence", 8}, {"held_out", 0}, {"shuffle", false}};
+TEST_F(Bench, LeavesOutABatchWithoutACountedLabel) {
+  json content = test::tiny_config();
+  content["data"] = {{"arrays", path(".")}, {"sequence", 8}, {"held_out", 0}, {"shuffle", false}};
   std::vector<int64_t> labels(size_t{16} * 8, 5);
-  folder.write("input_ids.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
+  folder_.write("input_ids.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
   std::fill_n(labels.begin(), 8 * 8, -100);
-  folder.write("labels.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
-  expect_success({"bench", folder.write("config.json", config.dump()), "--micro-batches", "1,2", "--steps", "1"});
+  folder_.write("labels.npy", test::npy_file<int64_t>("<i8", "(16, 8)", labels));
+  expect_success({"bench", config(content), "--micro-batches", "1,2", "--steps", "1"});
 }
 
-TEST(Bench, RowsNameTheirSettings) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--ways", "pipeline.schedule=zb-v pipeline.p2=placed pipeline.stages=4",
-                  "pipeline.schedule=1f1b pipeline.p2=fill pipeline.split=[1,5] pipeline.memory_cap=0",
-                  "--micro-batches", "4", "--repeat", "2", "--steps", "1", "--json", report});
-  const json rows = json::parse(read_file(report)).at("rows");
-  ASSERT_EQ(rows.size(), 2U);
-  EXPECT_EQ(rows[0].at("schedule"), "zb-v");
-  EXPECT_EQ(rows[0].at("p2"), "placed");
-  EXPECT_EQ(rows[0].at("stages"), 4);
-  EXPECT_EQ(rows[1].at("split"), (std::vector<int>{1, 5}));
-  EXPECT_EQ(rows[1].at("memory_cap"), "0");
-  for (const json& row : rows) EXPECT_EQ(row.at("step_seconds_all").size(), 2U);
+TEST_F(Bench, RowsNameTheirSettings) {
+  const json both = rows(
+      {"--ways", "pipeline.schedule=zb-v pipeline.p2=placed pipeline.stages=4",
+       "pipeline.schedule=1f1b pipeline.p2=fill pipeline.split=[1,5] pipeline.memory_cap=0", "--micro-batches", "4"},
+      /*rounds=*/2);
+  ASSERT_EQ(both.size(), 2U);
+  EXPECT_EQ(both[0].at("schedule"), "zb-v");
+  EXPECT_EQ(both[0].at("p2"), "placed");
+  EXPECT_EQ(both[0].at("stages"), 4);
+  EXPECT_EQ(both[1].at("split"), (std::vector<int>{1, 5}));
+  EXPECT_EQ(both[1].at("memory_cap"), "0");
+  for (const json& row : both) EXPECT_EQ(row.at("step_seconds_all").size(), 2U);
   // The policy is that of training where none is named.
-  expect_success({"bench", config, "--ways", "pipeline.micro_batches=2",
-                  "pipeline.slices=2 pipeline.slice_lengths=[3,5]", "--repeat", "1", "--steps", "1", "--json", report});
-  const json usual = json::parse(read_file(report)).at("rows");
+  const json usual = rows({"--ways", "pipeline.micro_batches=2", "pipeline.slices=2 pipeline.slice_lengths=[3,5]"});
   EXPECT_EQ(usual[0].at("p2"), "fill");
   EXPECT_EQ(usual[0].at("slices"), 1);
   EXPECT_EQ(usual[1].at("slices"), 2);
-  expect_one_message({"bench", config, "--ways", "pipeline.shedule=1f1b"}, {"pipeline.shedule", "pipeline.schedule"});
-  expect_one_message({"bench", config, "--ways", "x", "--schedules", "1f1b"}, {"--schedules excludes --ways"});
+  const std::string file = config(test::tiny_config());
+  expect_one_message({"bench", file, "--ways", "pipeline.shedule=1f1b"}, {"pipeline.shedule", "pipeline.schedule"});
+  expect_one_message({"bench", file, "--ways", "x", "--schedules", "1f1b"}, {"--schedules excludes --ways"});
 }
 
 // The model is the LLaMa of tiny_config: 2 blocks of dim 16, hidden 24, 2 heads, vocabulary 32, in float32.
@@ -125,49 +127,34 @@ TEST(Profile, MeasuresTheCostsOfEveryKind) {
   EXPECT_EQ(mlp.at("held_bytes_after_p1"), 4 * rows * (16 + 24 + 48 + 16));
 }
 
-TEST(Bench, TriesConcatAndCaps) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--p2", "end", "--p2-batching", "loop,concat", "--memory-cap", "auto,0", "--repeat",
-                  "1", "--steps", "1", "--json", report});
+TEST_F(Bench, TriesConcatAndCaps) {
   std::set<std::string> batchings;
-  const json all = json::parse(read_file(report));
-  for (const json& row : all.at("rows")) batchings.insert(row.at("p2_batching").get<std::string>());
+  for (const json& row : rows({"--p2", "end", "--p2-batching", "loop,concat", "--memory-cap", "auto,0"}))
+    batchings.insert(row.at("p2_batching").get<std::string>());
   EXPECT_EQ(batchings, (std::set<std::string>{"concat", "loop"}));
 }
 
 // A V-shaped schedule has two stages a rank, but bytes are per rank.
-TEST(Bench, TakesAPolicyForOneSchedule) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  const std::string report = folder.path("rows.json");
-  expect_success({"bench", config, "--schedules", "1f1b,zb-v@fill", "--p2", "off,end", "--repeat", "1", "--steps", "1",
-                  "--json", report});
-  std::vector<std::string> rows;
-  const json all = json::parse(read_file(report));
-  for (const json& row : all.at("rows")) {
-    rows.push_back(concat(row.at("schedule").get<std::string>(), ' ', row.at("p2").get<std::string>()));
+TEST_F(Bench, TakesAPolicyForOneSchedule) {
+  std::vector<std::string> names;
+  for (const json& row : rows({"--schedules", "1f1b,zb-v@fill", "--p2", "off,end"})) {
+    names.push_back(concat(row.at("schedule").get<std::string>(), ' ', row.at("p2").get<std::string>()));
     EXPECT_EQ(row.at("peak_bytes").size(), 2U);
   }
-  EXPECT_EQ(rows, (std::vector<std::string>{"1f1b off", "1f1b end", "zb-v fill"}));
-  expect_one_message({"bench", config, "--schedules", "auto@off"}, {"auto@off", "its own p2 policy"});
+  EXPECT_EQ(names, (std::vector<std::string>{"1f1b off", "1f1b end", "zb-v fill"}));
+  expect_one_message({"bench", config(test::tiny_config()), "--schedules", "auto@off"},
+                     {"auto@off", "its own p2 policy"});
 }
 
-TEST(Bench, MeasuresRecomputation) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  const std::string report = folder.path("rows.json");
+TEST_F(Bench, MeasuresRecomputation) {
   // Every micro-batch is in flight at once, so the peak is the sum of the tensors that they keep.
-  const auto run =
-      expect_success({"bench", config, "--schedules", "gpipe", "--micro-batches", "4", "--p2", "off", "--recompute",
-                      "none,activations,both", "--repeat", "1", "--steps", "1", "--memory-cap", "0", "--json", report});
-  EXPECT_NE(run.out.find("recompute"), std::string::npos) << run.out;
-  const json all = json::parse(read_file(report));
-  ASSERT_EQ(all.at("rows").size(), 3U);
+  const json all = rows({"--schedules", "gpipe", "--micro-batches", "4", "--p2", "off", "--recompute",
+                         "none,activations,both", "--memory-cap", "0"});
+  EXPECT_NE(out_.find("recompute"), std::string::npos) << out_;
+  ASSERT_EQ(all.size(), 3U);
   std::vector<std::string> modes;
   std::vector<std::vector<int64_t>> held;  // by mode and rank
-  for (const json& row : all.at("rows")) {
+  for (const json& row : all) {
     modes.push_back(row.at("recompute").get<std::string>());
     held.push_back(row.at("peak_held_bytes").get<std::vector<int64_t>>());
     ASSERT_EQ(held.back().size(), 2U);
@@ -182,51 +169,43 @@ TEST(Bench, MeasuresRecomputation) {
   EXPECT_EQ(modes, (std::vector<std::string>{"none", "activations", "both"}));
 }
 
-TEST(Bench, RunsTheScheduleThatItSearched) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  const std::string report = folder.path("rows.json");
-  const auto run = expect_success({"bench", config, "--schedules", "1f1b,auto", "--p2", "off,fill", "--micro-batches",
-                                   "2,4", "--repeat", "1", "--steps", "1", "--json", report});
-  std::vector<std::string> rows;
-  const json written = json::parse(read_file(report));
-  for (const json& row : written.at("rows")) {
+TEST_F(Bench, RunsTheScheduleThatItSearched) {
+  std::vector<std::string> seen;
+  for (const json& row : rows({"--schedules", "1f1b,auto", "--p2", "off,fill", "--micro-batches", "2,4"})) {
     const std::string schedule = row.at("schedule");
     const std::string name = row.at("schedule_name");
-    rows.push_back(concat(schedule, ' ', row.at("micro_batches")));
+    seen.push_back(concat(schedule, ' ', row.at("micro_batches")));
     if (schedule != "auto") {
       EXPECT_EQ(name, schedule);
       continue;
     }
     EXPECT_EQ(name.find("auto ("), 0U) << name;
-    EXPECT_NE(run.out.find(name), std::string::npos) << run.out;
+    EXPECT_NE(out_.find(name), std::string::npos) << out_;
     EXPECT_GT(row.at("step_seconds").get<double>(), 0);
   }
   // The search gives one row for each M, with its own p2 policy.
-  EXPECT_EQ(rows, (std::vector<std::string>{"1f1b 2", "1f1b 2", "auto 2", "1f1b 4", "1f1b 4", "auto 4"}));
+  EXPECT_EQ(seen, (std::vector<std::string>{"1f1b 2", "1f1b 2", "auto 2", "1f1b 4", "1f1b 4", "auto 4"}));
 }
 
-TEST(Bench, HelpSaysWhatSpeedIsRelativeTo) {
+TEST_F(Bench, HelpSaysWhatSpeedIsRelativeTo) {
   EXPECT_NE(expect_success({"bench", "--help"}).out.find("first row of the same M"), std::string::npos);
 }
 
-TEST(Bench, RefusesBadSettings) {
-  const TempFolder folder;
-  const std::string config = folder.write("config.json", test::tiny_config().dump());
-  test::expect_one_message({"bench", config, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
-  test::expect_one_message({"bench", config, "--p2", "ofd"}, {"ofd", "off"});
-  test::expect_one_message({"bench", config, "--schedules", "auto,gpipe@end", "--p2", "off"},
-                           {"--p2 has no effect", "its own p2 policy"});
-  test::expect_one_message({"bench", config, "--ways", "pipeline.p2=off", "--p2", "fill"}, {"--p2", "--ways"});
+TEST_F(Bench, RefusesBadSettings) {
+  const std::string file = config(test::tiny_config());
+  expect_one_message({"bench", file, "--schedules", "1f2b"}, {"1f2b", "1f1b"});
+  expect_one_message({"bench", file, "--p2", "ofd"}, {"ofd", "off"});
+  expect_one_message({"bench", file, "--schedules", "auto,gpipe@end", "--p2", "off"},
+                     {"--p2 has no effect", "its own p2 policy"});
+  expect_one_message({"bench", file, "--ways", "pipeline.p2=off", "--p2", "fill"}, {"--p2", "--ways"});
   for (const auto& [option, value] : {std::pair("--precision", "bf16"), std::pair("--recompute", "both")})
-    test::expect_one_message({"bench", config, "--ways", "pipeline.p2=off", option, value},
-                             {"--ways excludes", option});
-  test::expect_one_message({"bench", config, "--schedules", "1f1b", "--p2", "placed"}, {"--p2 placed", "places W"});
-  test::expect_one_message({"bench", config, "--micro-batches", "0"}, {"micro-batches"});
-  test::expect_one_message({"bench", config, "--recompute", "all"}, {"pipeline.recompute", "'all'"});
-  test::expect_one_message({"bench", config, "--repeat", "1", "--steps", "1", "--json", folder.path("no/such/file")},
-                           {folder.path("no/such/file")});
-  test::expect_one_message({"bench", config, "--kernels", config}, {"--kernels", config});
+    expect_one_message({"bench", file, "--ways", "pipeline.p2=off", option, value}, {"--ways excludes", option});
+  expect_one_message({"bench", file, "--schedules", "1f1b", "--p2", "placed"}, {"--p2 placed", "places W"});
+  expect_one_message({"bench", file, "--micro-batches", "0"}, {"micro-batches"});
+  expect_one_message({"bench", file, "--recompute", "all"}, {"pipeline.recompute", "'all'"});
+  expect_one_message({"bench", file, "--repeat", "1", "--steps", "1", "--json", path("no/such/file")},
+                     {path("no/such/file")});
+  expect_one_message({"bench", file, "--kernels", file}, {"--kernels", file});
 }
 
 TEST(Plan, DrawsAndTimesASchedule) {
