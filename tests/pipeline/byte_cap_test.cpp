@@ -104,8 +104,31 @@ std::vector<SplitModel> cases() {
           {"llama on 2", test::small_llama(2), {3, 3}}, {"llama on 4", test::small_llama(3), {2, 2, 2, 2}}};
 }
 
+// Neighbouring layers have different modes, and each mode occurs twice.
+ModelSpec mixed(ModelSpec model) {
+  std::vector<Recompute> modes;
+  for (size_t i = 0; i < model.layers.size(); ++i) modes.push_back(static_cast<Recompute>(3 - i % 4));
+  recompute(model, modes);
+  return model;
+}
+
+// Also models that compute again, in every mode.
+std::vector<SplitModel> all_cases() {
+  std::vector<SplitModel> all = cases();
+  for (const std::string& name : recompute_names()) {
+    const Recompute mode = parse_recompute(name);
+    all.push_back({"mlp on 1, " + name, test::with_mode(test::small_mlp(4), mode), {4}});
+    all.push_back({"mlp on 2, " + name, test::with_mode(test::small_mlp(4), mode), {1, 3}});
+    all.push_back({"llama on 1, " + name, test::with_mode(test::small_llama(2), mode), {6}});
+    all.push_back({"llama on 3, " + name, test::with_mode(test::small_llama(3), mode), {3, 3, 2}});
+  }
+  all.push_back({"mixed llama on 1", mixed(test::small_llama(3)), {8}});
+  all.push_back({"mixed llama on 2", mixed(test::small_llama(3)), {4, 4}});
+  return all;
+}
+
 TEST(StandardPeaks, AreWhatTheMeterMeasures) {
-  for (const SplitModel& c : cases()) {
+  for (const SplitModel& c : all_cases()) {
     Pipeline pipeline = pipeline_off_the_books(c);
     for (const char* schedule : {"naive", "gpipe", "1f1b"}) {
       for (const int micro_batches : {1, 2, 5}) {
@@ -159,9 +182,12 @@ int64_t fullest(Pipeline& pipeline, const StepPlan& plan) {
 }
 
 // This is the promise of `auto` under every policy: no rank holds more in total than the fullest rank of standard
-// backpropagation.
+// backpropagation. On several ranks, W that computes again may take some bytes more, less than a message has.
 TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
-  for (const SplitModel& c : cases()) {
+  const size_t plain = cases().size();
+  const std::vector<SplitModel> all = all_cases();
+  for (size_t i = 0; i < all.size(); ++i) {
+    const SplitModel& c = all[i];
     Pipeline pipeline = pipeline_off_the_books(c);
     for (const char* schedule : {"gpipe", "1f1b"}) {
       for (const int micro_batches : {2, 4, 8}) {
@@ -171,6 +197,7 @@ TEST(AutoCap, IsNeverAboveTheFullestStandardRank) {
         const auto fixed = fixed_bytes(pipeline);
         int64_t allowed = 0;
         for (size_t r = 0; r < fixed.size(); ++r) allowed = std::max(allowed, fixed[r] + standard.standard_peaks[r]);
+        if (i >= plain && c.split.size() > 1) allowed += kMessage - 1;
         for (const P2Policy policy : {P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill}) {
           const StepPlan plan = pipeline.plan(schedule, micro_batches, policy);
           EXPECT_LE(fullest(pipeline, plan), allowed)

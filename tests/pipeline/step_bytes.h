@@ -9,6 +9,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "tests/pipeline/support.h"
+#include "twobp/models/recompute/recompute_layer.h"
+#include "twobp/models/recompute/recompute_rules.h"
 
 namespace twobp::test {
 
@@ -23,6 +25,12 @@ struct SplitModel {
   std::vector<int> split;
   std::vector<int> rank_of_stage = {};  // empty: one per rank
 };
+
+// Sets the mode of all layers, including the first and the last.
+inline ModelSpec with_mode(ModelSpec model, Recompute mode) {
+  recompute(model, std::vector<Recompute>(model.layers.size(), mode));
+  return model;
+}
 
 inline Profile measured(const ModelSpec& model) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
