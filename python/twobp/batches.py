@@ -42,6 +42,24 @@ def named(module: torch.nn.Module, batch: Any, error: type[Error] = Error) -> An
     return dict(zip(names, tensors))
 
 
+def too_long(module: torch.nn.Module | None, parts: Sequence[Batch]) -> str:
+    """Returns what to do about sequences that are longer than the positions of a model, or '' if there are none."""
+    modules = list(module.modules()) if module is not None else []
+    configs = [getattr(one, "config", None) for one in modules]
+    most = next((n for n in (getattr(one, "max_position_embeddings", None) for one in configs) if n), None)
+    ids = [one.shape[1] for part in parts for one in part.values() if one.dim() == 2 and one.dtype == torch.int64]
+    if not isinstance(most, int):
+        return ""
+    tables = [one for one in modules if isinstance(one, torch.nn.Embedding) and one.num_embeddings == most]
+    most -= max((1 + one.padding_idx for one in tables if one.padding_idx is not None), default=0)  # as of RoBERTa
+    if max(ids, default=0) <= most:
+        return ""
+    return (
+        f". The batch has sequences of {max(ids)} positions, and the model takes {most} "
+        f"(config.max_position_embeddings): cut them, as a tokenizer does with truncation=True, max_length={most}"
+    )
+
+
 def samples_of(fields: Batch) -> int:
     """Returns the number of samples: that of the first tensor with dimensions."""
     return next((tensor.shape[0] for tensor in fields.values() if tensor.dim()), 0)

@@ -212,6 +212,11 @@ class Trainer:
             ahead = self._ahead(following)
             try:
                 result = StepResult(**self._native.step(parts, None if lr is None else float(lr), ahead))
+            except Error as error:
+                advice = batches.too_long(self._module, parts) if "index" in str(error) else ""
+                if not advice:
+                    raise
+                raise Error(f"{error}{advice}") from error
             finally:
                 self._wrote()
             self._parts_of_last = len(parts)

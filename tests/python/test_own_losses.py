@@ -511,7 +511,8 @@ REFUSED = {
     "random numbers of NumPy": (DrawsByNumPy, causal, texts, "compute_loss draws by Python's random or NumPy's"),
     "generation": (Generates, causal, texts, r"compute_loss calls generate\(\).*_prepare_inputs"),
     "numbers inside modules": (transformers.Trainer, inside, texts, r"test_own_losses.py:\d+, in forward.*\.item\(\)|leave out .item"),
-    "a sequence beyond the positions": (transformers.Trainer, positions, texts, "the module itself fails on this batch: IndexError: index out of range"),
+    "a sequence beyond the positions": (transformers.Trainer, positions, texts, r"the module itself fails on this batch: IndexError: index out of range.*"
+                                        r"sequences of 10 positions, and the model takes 9.*max_length=9"),
 }
 
 
@@ -524,6 +525,23 @@ def test_what_cannot_be_trained_is_refused(name, tmp_path):
         train(pipelined(kind), lambda: made, data(), tmp_path)
     assert all(torch.equal(one, before[key]) for key, one in made.state_dict().items())
     assert not (tmp_path / "losses").exists()
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "BertForMaskedLM", "RobertaForMaskedLM"])
+def test_a_later_batch_beyond_the_positions_is_refused(name, tmp_path):
+    """The first batches are shorter, so the capture for them serves, or does not (BERT)."""
+    kind = getattr(transformers, name)
+    torch.manual_seed(1)
+    model = kind(kind.config_class(vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+                                   max_position_embeddings=LENGTH, pad_token_id=1, bos_token_id=0, eos_token_id=2))
+    most = LENGTH - 2 if name.startswith("Roberta") else LENGTH
+    kept = KeepsWeights()
+    rows = [row for length in [6, 7, most, LENGTH + 2] for row in torch.randint(4, VOCABULARY, (6, length)).split(1)]
+    data = [{"input_ids": row[0], "labels": row[0]} for row in rows]
+    with pytest.raises(twobp.Error, match=f"sequences of {LENGTH + 2} positions, and the model takes {most} .*truncation=True, max_length={most}$"):
+        train(pipelined(transformers.Trainer), lambda: model, data, tmp_path, max_steps=4, train_sampling_strategy="sequential",
+              prepare=lambda one: one.add_callback(kept))
+    assert kept.steps == 4 and kept.are_those_of(model)
 
 
 def test_sums_of_tensors_are_refused(tmp_path):

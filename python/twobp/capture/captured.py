@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from twobp import _native, torch_versions
-from twobp.batches import is_positional
+from twobp.batches import is_positional, too_long
 
 from . import bundle, interpret
 from .emit import OTHER_WAY, dtype_name
@@ -308,7 +308,7 @@ class Captured:
                 raise CaptureError(
                     f"{what} fails on this batch: {type(failure).__name__}: "
                     f"{str(failure).splitlines()[0] if str(failure) else ''}"
-                    f"{user_line(failure)}. The batch is {{{sizes}}}"
+                    f"{user_line(failure)}. The batch is {{{sizes}}}{too_long(self.whole, [fields])}"
                 ) from failure
             raise
         if traced.course:
