@@ -1,4 +1,5 @@
 """TRL's trainers in the pipeline, against TRL's own: every key of the log."""
+import functools
 import os
 import random
 import warnings
@@ -15,6 +16,7 @@ tokenizers = pytest.importorskip("tokenizers")
 peft = pytest.importorskip("peft")
 
 import twobp.trl  # noqa: E402
+from peft.tuners import tuners_utils  # noqa: E402
 from trl.experimental.cpo import CPOConfig  # noqa: E402
 from trl.experimental.orpo import ORPOConfig  # noqa: E402
 
@@ -159,6 +161,23 @@ CASES = {
 def test_every_key_of_the_log_is_that_of_trl(name, tmp_path):
     kind, data, settings, own = CASES[name]
     compare(*both(kind, data(), tmp_path, settings, own))
+
+
+def test_adapters_are_switched_at_once(tmp_path, monkeypatch):
+    """PEFT does it layer by layer, which takes longer than the rest of the Python of a step. It does so only until the second step."""
+    layer, calls, trainers = tuners_utils.BaseTunerLayer, [], []
+
+    @functools.wraps(layer.enable_adapters)
+    def enable_adapters(self, enabled, original=layer.enable_adapters):
+        calls.extend(one.state.global_step for one in trainers)
+        original(self, enabled)
+
+    monkeypatch.setattr(layer, "enable_adapters", enable_adapters)
+    model = train(twobp.trl.DPOTrainer, tmp_path, pairs(), {"max_steps": 5}, {"peft_config": lora},
+                  lambda one: [pad_to(20)(one), trainers.append(one)], {"ranks": 2}).model
+    assert calls and max(calls) < 2
+    assert not any(one._disable_adapters for one in model.modules() if isinstance(one, layer))
+    assert all(one.requires_grad == ("lora_" in name) for name, one in model.named_parameters())
 
 
 @pytest.mark.slow

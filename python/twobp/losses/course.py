@@ -180,6 +180,7 @@ class Recorded(Mode):
         super().__init__()
         self.names = names
         self.notes: list[str] = []
+        self.asked: list[tuple] = []  # tensors and arguments of requires_grad_
         self._how: dict[int, tuple[T, str]] = {}
         self._unknown: dict[int, T] = {}
         self.constants: dict[int, T] = {}  # tensors that were neither given nor made here
@@ -251,6 +252,7 @@ class Recorded(Mode):
             return self.compute(function, args, kwargs)
         if name == "requires_grad_":  # PEFT calls it for each adapter
             self.note(name, self.how_of(args[0]), args[1:], kwargs)
+            self.asked.append((args[0], *args[1:], *kwargs.values()))
             return function(*args, **kwargs)
         exact = name not in ARITHMETIC
         tensors = tensors_of((args, kwargs))

@@ -146,6 +146,7 @@ class Script:
         self._placed: list[T] = []  # in attributes of the trainer, by the last step
         self._inside: dict[int, tuple[list[nn.Module], list[nn.Module]]] = {}  # parts, and those with adapters
         self._statuses: dict[tuple[int, str], Any] = {}  # of adapters, by model and state
+        self._switched: dict[tuple, tuple] = {}  # what switching adapters on or off does
         self._described: dict = {}  # the course of the last trace
         self.one_by_one = ""  # why there are no programs for many shapes
         self._fake = FakeTensorMode(shape_env=ShapeEnv(allow_dynamic_output_shape_ops=True), allow_non_fake_inputs=True)
@@ -169,23 +170,30 @@ class Script:
             id(part): f"{name}.{path}" for name, m in self.modules.items() for path, part in m.named_modules()
         }
         self._inside.clear()
+        self._switched.clear()
         self.names = self._tensors()
+
+    def _inside_of(self, module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+        """Returns the parts of a module, and those with adapters."""
+        if id(module) not in self._inside:
+            parts = [one for _, one in module.named_modules()]
+            self._inside[id(module)] = parts, [one for one in parts if hasattr(one, "_active_adapter")]
+        return self._inside[id(module)]
 
     def _state_of(self, module: nn.Module) -> str:
         """Describes what compute_loss may change about a module before it calls it: modes, and adapters of PEFT."""
-        if id(module) not in self._inside:
-            parts = list(module.modules())
-            self._inside[id(module)] = parts, [one for one in parts if hasattr(one, "_active_adapter")]
-        parts, adapters = self._inside[id(module)]
+        parts, adapters = self._inside_of(module)
         return digest(
             [one.training for one in parts],
             [(getattr(one, "_disable_adapters", None), one._active_adapter) for one in adapters],
         )
 
-    def _adapters_looked_at_once(self):
-        """PEFT looks at every layer before it disables adapters, which takes longer than the rest of DPO's loss."""
+    @contextlib.contextmanager
+    def _parts_looked_at_once(self, mode: Walk):
+        """TRL, PEFT and accelerate look at every part of a model several times in each loss, which takes longer than
+        the rest of it."""
 
-        def remembering(status):
+        def status_once(status):
             def of(model):
                 if sys._getframe(1).f_code.co_name != "disable_adapter":  # which reads no more than _state_of has
                     return status(model)
@@ -196,8 +204,43 @@ class Script:
 
             return of
 
-        peft = sys.modules.get("peft.peft_model")
-        return replaced(peft and peft.PeftModel, "get_model_status", remembering)
+        def modules_once(modules):
+            def of(module):
+                return iter(self._inside_of(module)[0]) if self.is_part(module) else modules(module)
+
+            return of
+
+        peft, tuners = (sys.modules.get(f"peft.{name}") for name in ("peft_model", "tuners.tuners_utils"))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(nn.Module, "modules", modules_once))
+            stack.enter_context(replaced(peft and peft.PeftModel, "get_model_status", status_once))
+            switch = functools.partial(self._switching_at_once, mode)
+            stack.enter_context(replaced(tuners and tuners.BaseTuner, "_enable_adapter_layers", switch))
+            yield
+
+    def _switching_at_once(self, mode: Walk, switch: Callable) -> Callable:
+        """PEFT calls requires_grad_ for each weight of an adapter. What that does is done again without these calls."""
+
+        def of(tuner, enabled=True):
+            layers = self._inside_of(tuner)[1]
+            key = id(tuner), enabled, str([one._active_adapter for one in layers])
+            if key not in self._switched:
+                notes, asked = len(mode.notes), len(mode.asked)
+                switch(tuner, enabled)
+                after = [(vars(one), one._disable_adapters, one._active_adapter) for one in layers]
+                own = {type(one).enable_adapters.__module__ for one in layers} <= {switch.__module__}
+                if own:
+                    self._switched[key] = mode.notes[notes:], mode.asked[asked:], after
+                return
+            notes, asked, after = self._switched[key]
+            mode.notes += notes
+            with torch._C.DisableTorchFunction():
+                for tensor, *wanted in asked:
+                    tensor.requires_grad_(*wanted)
+            for attributes, disabled, active in after:
+                attributes.update(_disable_adapters=disabled, _active_adapter=active)
+
+        return of
 
     def _tensors(self) -> dict[int, str]:
         return {
@@ -285,7 +328,7 @@ class Script:
         calls = module_calls(self.calls_of, answer, "__call__" if compiled else "_call_impl")
         with torch.no_grad(), torch.random.fork_rng(devices=[]), calls as depth:
             mode.depth = depth
-            with packages_read_once(), self._adapters_looked_at_once(), mode:
+            with packages_read_once(), self._parts_looked_at_once(mode), mode:
                 loss, predictions, mode.form = self.compute(trainer, self.inputs(fields, others, tree), items)
         if any(id(one) in mode.constants for one in self._placed):
             raise Error(
