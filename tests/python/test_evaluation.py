@@ -308,3 +308,15 @@ def test_threads_share_the_weights_with_the_model_which_evaluates(tmp_path, in_p
     assert ours.evaluate()["eval_loss"] > 0 and in_pipeline == []
     with pytest.raises(twobp.Error, match="evaluate_in_pipeline is 'yes', but must be True, False or None"):
         pipelined(transformers.Trainer)(net(), arguments(tmp_path), evaluate_in_pipeline="yes")
+
+
+def test_a_last_batch_of_one_sample_of_seq2seq(tmp_path, in_pipeline):
+    def t5():
+        torch.manual_seed(1)
+        return transformers.T5ForConditionalGeneration(transformers.T5Config(
+            vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0, dropout_rate=0.0))
+
+    theirs, ours = both(transformers.Trainer, t5, tmp_path, texts(), texts(5, seed=1), per_device_eval_batch_size=2)
+    assert ours.evaluate()["eval_loss"] == pytest.approx(theirs.evaluate()["eval_loss"], rel=1e-5)
+    expected, got = (one.predict(texts(5, seed=2)).metrics["test_loss"] for one in (theirs, ours))
+    assert got == pytest.approx(expected, rel=1e-5) and sum(in_pipeline) >= 6
