@@ -47,15 +47,15 @@ def too_long(module: torch.nn.Module | None, parts: Sequence[Batch]) -> str:
     modules = list(module.modules()) if module is not None else []
     configs = [getattr(one, "config", None) for one in modules]
     most = next((n for n in (getattr(one, "max_position_embeddings", None) for one in configs) if n), None)
-    ids = [one.shape[1] for part in parts for one in part.values() if one.dim() == 2 and one.dtype == torch.int64]
+    lengths = [one.shape[1] for part in parts for one in part.values() if one.dim() == 2 and one.dtype == torch.int64]
     if not isinstance(most, int):
         return ""
     tables = [one for one in modules if isinstance(one, torch.nn.Embedding) and one.num_embeddings == most]
     most -= max((1 + one.padding_idx for one in tables if one.padding_idx is not None), default=0)  # as of RoBERTa
-    if max(ids, default=0) <= most:
+    if max(lengths, default=0) <= most:
         return ""
     return (
-        f". The batch has sequences of {max(ids)} positions, and the model takes {most} "
+        f". The batch has sequences of {max(lengths)} positions, and the model takes {most} "
         f"(config.max_position_embeddings): cut them, as a tokenizer does with truncation=True, max_length={most}"
     )
 

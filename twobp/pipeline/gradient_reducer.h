@@ -62,8 +62,8 @@ class GradientReducer {
   // The same of one streamed gradient. Parameters without an item are ignored.
   void gradient_done(const Parameter& parameter);
   // The streamed gradients whose sums have ended since the last call. Others may still read what this replica does not
-  // own of them; it may be forgotten, but not changed.
-  // Work that is launched into the compute stream from now on reads the sums.
+  // own of them; it may be forgotten, but not changed. Work that is launched into the compute stream from now on reads
+  // the sums.
   std::vector<Parameter*> take_summed();
   bool has_summed() const { return !summed_.empty(); }
   // Takes the messages that have arrived. Never blocks. Costs nothing while no sum is under way.

@@ -11,8 +11,7 @@ class Pipeline;
 struct Config;
 struct Variant;
 
-// Why every stage keeps its gradients until the end of a step under this configuration, whatever pipeline.gradients
-// says. Empty: they may be streamed.
+// Why every stage keeps its gradients until the end of a step under this configuration. Empty: they may be streamed.
 std::string why_gradients_are_kept(const Config& config);
 
 struct StreamedGradients {

@@ -176,7 +176,7 @@ class Script:
     def _inside_of(self, module: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
         """Returns the parts of a module, and those with adapters."""
         if id(module) not in self._inside:
-            parts = [one for _, one in module.named_modules()]
+            parts = [one for _, one in module.named_modules()]  # not modules(), which asks this method
             self._inside[id(module)] = parts, [one for one in parts if hasattr(one, "_active_adapter")]
         return self._inside[id(module)]
 

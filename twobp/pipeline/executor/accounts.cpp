@@ -255,8 +255,12 @@ DeviceTimes::Totals DeviceTimes::take(std::vector<StageTimes>& stages) {
     const double seconds = span.end.seconds_since(step_) - begin;
     const IdleCause cause = until == 0 ? IdleCause::kStartUp : span.before;
     totals.idle[static_cast<int>(cause)] += std::max(0.0, begin - until);
-    (span.seconds != nullptr ? totals.busy : totals.optimizer) += seconds;
-    if (span.seconds != nullptr) stages[span.stage].*span.seconds += seconds;
+    if (span.seconds == nullptr) {
+      totals.optimizer += seconds;
+    } else {
+      totals.busy += seconds;
+      stages[span.stage].*span.seconds += seconds;
+    }
     until = begin + seconds;
   }
   return totals;

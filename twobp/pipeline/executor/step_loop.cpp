@@ -518,14 +518,14 @@ void StepLoop::book(const Values& values, int stage) {
 
 void StepLoop::wait(Wait& awaited) {
   if (turns_->is_second()) return turns_->yield(&awaited);
-  // W would make more gradients, and that before the W that waits for room.
-  const bool for_room = awaited.cause() == WaitCause::kGradients;
-  const bool fills = plan_.fills_waits && !for_room;
-  const auto has_room = [&] { return !for_room && (!sums_streamed() || parts_.reducer->has_room()); };
-  while (!for_room && run_w(queue_.take_placed(at_))) continue;
+  // In a wait for room, W would make more gradients, and that before the W that waits.
+  const bool takes_w = awaited.cause() != WaitCause::kGradients;
+  const bool fills = plan_.fills_waits && takes_w;
+  const auto may_run_w = [&] { return takes_w && !queue_.empty() && (!sums_streamed() || parts_.reducer->has_room()); };
+  while (takes_w && run_w(queue_.take_placed(at_))) continue;
   bool there = awaited.ready();
-  while (!there && (turns_->take(awaited) || (fills && has_room() && run_w(queue_.take_filling())) ||
-                    (fills && run_ahead(/*waits=*/true))))
+  while (!there && (turns_->take(awaited) ||
+                    (fills && ((may_run_w() && run_w(queue_.take_filling())) || run_ahead(/*waits=*/true)))))
     there = awaited.ready();
   if (there) return;
   observer_.wait_begins(!queue_.empty(), awaited.cause());
@@ -537,12 +537,12 @@ void StepLoop::wait(Wait& awaited) {
   wait_for(awaited, parts_.timeout, [&] {
     const bool sums = parts_.others();
     if (sums_streamed() && parts_.reducer->has_summed()) pause([&] { apply_summed(); });
-    if (fills && !queue_.empty() && has_room()) pause([&] { run_w(queue_.take_filling()); });
+    // W for which there was no room, and on a device that has nothing left to do while its host waits, the next unit.
+    const bool wanted = fills || (fills_idle_device_ && parts_.device.compute().idle());
+    if (wanted && may_run_w()) pause([&] { run_w(queue_.take_filling()); });
     if (turns_->awaits_tokens() && turns_->ready()) pause([&] { turns_->go_on(); });
-    // A device that has nothing left to do while its host waits gets the next unit of W.
-    const bool feeds = fills_idle_device_ && !queue_.empty() && has_room();
-    if (feeds && parts_.device.compute().idle()) pause([&] { run_w(queue_.take_filling()); });
-    return ((feeds || fills) && !queue_.empty()) || sums || turns_->awaits_tokens();
+    const bool waits_with_w = takes_w && (fills || fills_idle_device_) && !queue_.empty();
+    return waits_with_w || sums || turns_->awaits_tokens();
   });
   observer_.wait_ends();
 }
