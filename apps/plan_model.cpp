@@ -246,7 +246,9 @@ class TrainingSettings {
 
   template <typename Value>
   void set(const char* key, const Value& value) {
-    all_.push_back(concat("pipeline.", key, "=", value));
+    const std::string name = concat("pipeline.", key, "=");
+    std::erase_if(all_, [&](const std::string& one) { return one.starts_with(name); });
+    all_.push_back(concat(name, value));
   }
   const std::vector<std::string>& all() const { return all_; }
 
@@ -426,8 +428,8 @@ void print_gradients(const PlanChoice& choice, const CostModel& model, const Pla
     if (streams && (way.policy == P2Policy::kOff || way.policy == P2Policy::kPlaced)) continue;
     const PlannedRun other = planned_run(model, way, request);
     const Simulation step = simulate(other.schedule, other.costs, other.options);
-    std::cout << "The first row with " << gradients_of(way) << " gradients: " << milliseconds(step.step_seconds) << ", "
-              << format_bytes(peak_of(step)) << ".\n";
+    std::cout << "With " << gradients_of(way) << " gradients, the first row takes " << milliseconds(step.step_seconds)
+              << " and " << format_bytes(peak_of(step)) << ".\n";
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -16,19 +17,26 @@ inline void expect_contains(const std::string& text, const std::vector<std::stri
   for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
-// Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.
+// The message of the twobp::Error that `action` throws, or an empty string if it throws none. It must throw nothing
+// else.
 template <typename Action>
-void expect_error(Action&& action, const std::vector<std::string>& parts) {
+std::string error_of(Action&& action) {
   try {
     action();
   } catch (const Error& error) {
-    expect_contains(error.what(), parts);
-    return;
+    return error.what();
   } catch (const std::exception& error) {
     ADD_FAILURE() << "not a twobp::Error: " << error.what();
-    return;
   }
-  ADD_FAILURE() << "no error, expected one with: " << (parts.empty() ? "" : parts.front());
+  return "";
+}
+
+// Runs `action`, which must throw twobp::Error (nothing else) with a message that has each of `parts` in it.
+template <typename Action>
+void expect_error(Action&& action, const std::vector<std::string>& parts) {
+  const std::string text = error_of(std::forward<Action>(action));
+  EXPECT_FALSE(text.empty()) << "no error, expected one with: " << (parts.empty() ? "" : parts.front());
+  expect_contains(text, parts);
 }
 
 }  // namespace twobp::test

@@ -181,18 +181,4 @@ inline void expect_same_bits(const std::vector<at::Tensor>& expected, const std:
   }
 }
 
-// Returns the message of the Error that `action` throws. Fails if it throws nothing or something else.
-inline std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "not an Error: " << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
 }  // namespace twobp::test

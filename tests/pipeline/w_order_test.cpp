@@ -292,7 +292,8 @@ Case draw_case(Draw& draw) {
         }
       }
     }
-    if (draw.chance(40)) {
+    const bool refused = c.schedule == "dualpipe-v" && c.policy == P2Policy::kPlaced;  // B before W of others
+    if (draw.chance(40) && !refused) {
       for (int stage = 0; stage < stages; ++stage) c.streams.push_back(draw.chance(70));
     }
     c.layers.back().output = sizeof(double);

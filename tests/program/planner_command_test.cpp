@@ -237,8 +237,9 @@ TEST_F(PlanModel, ComparesKeptAndStreamedGradients) {
         .out;
   };
   const std::string out = out_of("kept,streamed");
-  test::expect_contains(out, {"at once if streamed", "stash of 4 micro-batches",
-                              "The first row with kept gradients: ", "The first row with streamed gradients: "});
+  test::expect_contains(out,
+                        {"at once if streamed", "stash of 4 micro-batches", "With kept gradients, the first row takes ",
+                         "With streamed gradients, the first row takes "});
   EXPECT_EQ(out_of("kept").find("at once if streamed"), std::string::npos);
 }
 
@@ -282,6 +283,8 @@ TEST_F(PlanModel, StreamsGradientsWhereTheMemoryNeedsIt) {
   ASSERT_EQ(choices.size(), 1U);
   EXPECT_EQ(choices[0].at("gradients"), "streamed");
   std::vector<std::string> train = command_in(out, config_);
+  const auto of_gradients = [](const std::string& word) { return word.starts_with("pipeline.gradients="); };
+  EXPECT_EQ(std::ranges::count_if(train, of_gradients), 1);
   const std::string metrics = folder_.path("metrics.jsonl");
   train.insert(train.end(), {"train.steps=2", "--metrics", metrics});
   EXPECT_EQ(expect_success(train).out.find("exceeds the cap"), std::string::npos);

@@ -80,7 +80,7 @@ for _event in [name for name in dir(transformers.TrainerCallback) if name.starts
 
 def train(kind, model, folder, *, resume=None, callbacks=(), data=None, data_collator=None, ranks=2, **settings):
     """A trainer of `kind` that has trained, and what its train() returned."""
-    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths", "loss_reduction") if name in settings}
+    pipeline = {name: settings.pop(name) for name in ("schedule", "p2", "recompute", "slices", "slice_lengths", "loss_reduction", "gradients") if name in settings}
     own = {"compute_metrics": settings.pop("compute_metrics", None)}
     if issubclass(kind, twobp.transformers.Trainer):
         own |= {"ranks": ranks, **pipeline}
@@ -805,6 +805,8 @@ def test_what_would_have_no_effect_in_the_middle_of_training(tmp_path):
         train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Decays()])
     with pytest.raises(twobp.Error, match=r"max_grad_norm changed since the first step: from 1.0 to 0.5"):
         train(twobp.transformers.Trainer, gpt2(), tmp_path, callbacks=[Unclips()])
+    with pytest.raises(twobp.Error, match="gradients is 'streamed'.*max_grad_norm is 1.0.*set it to 0"):
+        train(twobp.transformers.Trainer, gpt2(), tmp_path, gradients="streamed")
     with pytest.raises(twobp.Error, match=r"did not call super\(\).training_step"):
         Forgets(gpt2(), transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True, max_steps=1), train_dataset=texts()).train()
 

@@ -125,7 +125,7 @@ TEST(ZeroBubble, PlacedP2DelaysNothing) {
     for (int n = 1; n <= 6; ++n) {
       for (int m = 1; m <= 2 * n; ++m) {
         const int stages = n * usual_stages_per_rank(named.placement);
-        if (!admits(named.name, stages, n, m)) continue;
+        if (named.name == "dualpipe-v" && m < 2 * n) continue;  // a part of that for M = 2N
         const auto step = [&](P2Policy policy) {
           return simulate(make_schedule(named.name, stages, m, policy, n), std::vector<StageCost>(stages)).step_seconds;
         };

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <functional>
 #include <random>
 #include <string>
 #include <utility>
@@ -18,16 +17,7 @@ namespace twobp {
 
 inline const std::vector<P2Policy> kPolicies = {P2Policy::kOff, P2Policy::kEnd, P2Policy::kCooldown, P2Policy::kFill};
 
-// Returns the message of the Error that `action` throws, or an empty string if it throws none.
-inline std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
+using test::error_of;
 using test::expect_contains;
 
 // Returns "1F3" of a message that contains ">1F3<", or an empty string without a mark.

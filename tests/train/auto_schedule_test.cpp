@@ -101,6 +101,17 @@ TEST(AutoVariant, ChoosesTheScheduleWithStreamedGradients) {
     Config must = config;
     must.pipeline.gradients = "streamed";
     EXPECT_EQ(decide_gradients(must, pipeline, variant, 8).stages, std::vector<bool>(one.stages, true));
+    // Under a cap, they fit, or are refused.
+    variant = kept;
+    variant.memory_cap = MemoryCap(1000);
+    const std::string refused = test::error_of([&] { decide_gradients(must, pipeline, variant, 8); });
+    test::expect_contains(refused, {"pipeline.memory_cap is 1000 bytes", "streamed", "raise the cap", "\"kept\""});
+    const std::string needs = "the fullest rank needs ";
+    variant.memory_cap = MemoryCap(std::stoll(refused.substr(refused.find(needs) + needs.size())));
+    EXPECT_EQ(decide_gradients(must, pipeline, variant, 8).stages, std::vector<bool>(one.stages, true));
+    pipeline.stream_gradients(std::vector<bool>(one.stages, true));
+    EXPECT_EQ(warning_of_cap(pipeline, variant, 8), "");
+    pipeline.stream_gradients({});
     must.pipeline.gradients = "auto";
     variant = kept;
     variant.memory_cap = MemoryCap(1 << 20);

@@ -60,6 +60,18 @@ TEST(NotFinite, AWeightOnAnyStageNamesItsLayer) {
   }
 }
 
+TEST(NotFinite, AStreamedGradientThatOverflowsSaysThatWeightsHaveChanged) {
+  Config config = config_of({3, 5}, 0);
+  config.pipeline.gradients = "streamed";
+  Trainer trainer(config);
+  spoil(trainer, 7, 1e38F);
+  expect_error(
+      [&] {
+        trainer.step(random_batch(3, 2, 2, 2), {"1f1b", P2Policy::kFill});
+      },
+      {"is not finite", "step 1", "have changed some weights", "checkpoint", "pipeline.gradients"});
+}
+
 // The weights are finite, but their gradients overflow. The error names the first layer in the backward pass where the
 // overflow appears.
 TEST(NotFinite, AGradientThatOverflowsNamesALayer) {

@@ -98,6 +98,7 @@ class Pipeline {
   // stage's I and then runs layer by layer, and each gradient is applied and freed as soon as it is complete. So a
   // stage's gradients need the memory of one layer's. Call it before the first step. Empty: none.
   void stream_gradients(const std::vector<bool>& stages);
+  bool streams_gradients() const { return !streams_.empty(); }
 
   // Runs body(rank) on the thread of every rank of this process. It may change weights, so it calls forget_next().
   void on_ranks(const std::function<void(int)>& body);

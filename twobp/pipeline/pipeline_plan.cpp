@@ -35,6 +35,10 @@ StepPlan Pipeline::plan(const ScheduleSource& schedule, int micro_batches, P2Pol
 
 StepPlan Pipeline::plan(Schedule schedule, const StepOptions& options, std::shared_ptr<const Schedule> standard) const {
   TWOBP_CHECK(standard || !options.memory_cap.is_automatic(), "an automatic cap needs a schedule with p2 off");
+  TWOBP_CHECK(!streams_gradients() || !schedule.has(Op::kBackward) || !schedule.has(Op::kBackwardP2),
+              "gradients are streamed, but schedule '", schedule.name, "' with p2 ", policy_name(schedule.policy),
+              " has whole backward passes (B) before W of earlier micro-batches, which would change the order of sums: "
+              "set pipeline.p2 to \"fill\", or pipeline.gradients to \"kept\"");
   StepPlan plan;
   plan.schedule = std::move(schedule);
   plan.options = options;

@@ -161,8 +161,6 @@ bool admits(const ScheduleSource& source, const Shape& shape, int micro_batches,
                 "' has no form with slices");
     check_size(shape.stages, micro_batches, slices);
     named_schedule(schedule).generate(shape.stages, shape.ranks, micro_batches, slices);
-    reasons.add(concat("schedule '", schedule, "' does not admit ", micro_batches, " micro-batches on ", shape.ranks,
-                       " ranks"));
   } catch (const Error& error) {  // the error gives the reason
     reasons.add(error.what());
   }

@@ -368,18 +368,6 @@ Schedule lower(const Schedule& schedule, const Simulation& simulation) {
   return lower(schedule, recorded_order(simulation));
 }
 
-Schedule keep_micro_batches(Schedule schedule, int micro_batches) {
-  TWOBP_CHECK(micro_batches >= 1 && micro_batches <= schedule.micro_batches, "schedule '", schedule.name, "' is for ",
-              schedule.micro_batches, " micro-batches and cannot run ", micro_batches);
-  if (micro_batches == schedule.micro_batches) return schedule;
-  for (auto& list : schedule.ranks) {
-    std::erase_if(list, [&](const Instruction& i) { return i.micro_batch >= micro_batches; });
-    for (Instruction& i : list) i.count = std::min(i.count, micro_batches - i.micro_batch);
-  }
-  schedule.micro_batches = micro_batches;
-  return schedule;
-}
-
 std::string to_csv(const Schedule& schedule) {
   TWOBP_CHECK(schedule.slices == 1, "schedule '", schedule.name, "' has ", schedule.slices,
               " slices for each micro-batch, and PyTorch's text form has no place for them: write one without");

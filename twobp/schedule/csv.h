@@ -31,10 +31,6 @@ Schedule lower(const Schedule& schedule, const std::vector<std::vector<RecordedO
 // simulation ran it.
 Schedule lower(const Schedule& schedule, const Simulation& simulation);
 
-// The schedule without the cells of micro-batches from `micro_batches` on. The others keep their order, so a
-// valid schedule stays valid. Throws Error if the schedule has fewer.
-Schedule keep_micro_batches(Schedule schedule, int micro_batches);
-
 // Writes one row for each rank, with "\n" after each. Ranges become single micro-batches. PyTorch adds the
 // messages when it loads the file ("compute_only"). The form holds no name, no p2 policy and no byte cap: it
 // gives only the order. Throws Error for `fill` (lower it in a simulated or recorded order first), for

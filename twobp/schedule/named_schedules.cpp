@@ -78,12 +78,11 @@ const std::vector<NamedSchedule>& named_schedules() {
        .places_p2 = true,
        .micro_batches_per_rank = 2},
       {.name = "dualpipe-v",
-       .what = "V of two stages a rank, F and B in pairs; M >= 2N",
+       .what = "V of two stages a rank, F and B in pairs",
        .generate = [](int stages, int ranks, int m, int) { return dualpipe_v(stages, ranks, m); },
        .placement = Placement::kV,
        .places_p2 = true,
        .micro_batches_per_rank = 2,
-       .takes = [](int ranks, int m) { return m / 2 >= ranks; },
        .takes_slices = false},
   };
   return kNamed;
@@ -121,8 +120,7 @@ std::vector<P2Policy> policies_of(std::string_view name) {
 bool admits(std::string_view name, int stages, int ranks, int micro_batches, int slices) {
   const NamedSchedule& entry = named_schedule(name);
   return micro_batches >= 1 && slices >= 1 && (slices == 1 || entry.takes_slices) &&
-         is_small_enough(stages, micro_batches, slices) && placement_fits(entry.placement, stages, ranks) &&
-         (entry.takes == nullptr || entry.takes(ranks, micro_batches));
+         is_small_enough(stages, micro_batches, slices) && placement_fits(entry.placement, stages, ranks);
 }
 
 std::vector<NamedVariant> named_schedules_on(const std::vector<int>& rank_of_stage, int micro_batches, int slices) {
@@ -158,7 +156,10 @@ Schedule make_schedule(std::string_view name, int stages, int micro_batches, P2P
   check_size(stages, micro_batches, slices);
   Schedule schedule = entry.generate(stages, ranks, micro_batches, slices);
   schedule.name = name;
-  schedule = add_communication(apply_p2_policy(std::move(schedule), policy));
+  // Few micro-batches may leave a schedule that places W only whole B.
+  const bool as_generated = entry.places_p2 && policy == P2Policy::kPlaced;
+  schedule.policy = policy;
+  schedule = add_communication(as_generated ? schedule : apply_p2_policy(std::move(schedule), policy));
   validate(schedule);
   return schedule;
 }

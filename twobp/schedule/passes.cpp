@@ -172,4 +172,16 @@ Schedule after_frozen_stages(Schedule schedule) {
   return schedule;
 }
 
+Schedule keep_micro_batches(Schedule schedule, int micro_batches) {
+  TWOBP_CHECK(micro_batches >= 1 && micro_batches <= schedule.micro_batches, "schedule '", schedule.name, "' is for ",
+              schedule.micro_batches, " micro-batches and cannot run ", micro_batches);
+  if (micro_batches == schedule.micro_batches) return schedule;
+  for (auto& list : schedule.ranks) {
+    std::erase_if(list, [&](const Instruction& i) { return i.micro_batch >= micro_batches; });
+    for (Instruction& i : list) i.count = std::min(i.count, micro_batches - i.micro_batch);
+  }
+  schedule.micro_batches = micro_batches;
+  return schedule;
+}
+
 }  // namespace twobp

@@ -24,4 +24,8 @@ Schedule add_communication(Schedule schedule);
 // by up to two micro-batches for each rank, so that no rank waits for them, and as few outputs as that are kept.
 Schedule after_frozen_stages(Schedule schedule);
 
+// The schedule without the cells of micro-batches from `micro_batches` on. The others keep their order, so a valid
+// schedule stays valid. Throws Error if the schedule has fewer.
+Schedule keep_micro_batches(Schedule schedule, int micro_batches);
+
 }  // namespace twobp

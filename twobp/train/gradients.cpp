@@ -1,6 +1,7 @@
 #include "twobp/train/gradients.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "twobp/core/check.h"
 #include "twobp/core/text.h"
@@ -24,6 +25,7 @@ constexpr double kLeastSaving = 0.99;  // bytes of the fullest rank, likewise
 struct Simulated {
   double seconds = 0;
   std::vector<double> bytes;  // by rank, everything included
+  double held = 0;            // most activations and stash of a rank
 
   double most() const { return *std::max_element(bytes.begin(), bytes.end()); }
   size_t fullest() const { return static_cast<size_t>(std::max_element(bytes.begin(), bytes.end()) - bytes.begin()); }
@@ -53,12 +55,16 @@ class Simulator {
     for (size_t stage = 0; stage < streams.size(); ++stage) {
       if (!streams[stage]) continue;
       const auto rank = static_cast<size_t>(pipeline_.rank_of_stage()[stage]);
-      options.cap_per_rank[rank] = 0;
+      if (variant.memory_cap.bytes() == 0) options.cap_per_rank[rank] = 0;  // an automatic one grows by what is freed
       result.bytes[rank] -= streamed_bytes(pipeline_.layer_costs()[stage]).freed;
     }
     const Simulation simulation = simulate(kept.schedule, costs_, options);
     result.seconds = simulation.step_seconds;
-    for (size_t rank = 0; rank < fixed_.size(); ++rank) result.bytes[rank] += simulation.ranks[rank].peak_bytes;
+    for (size_t rank = 0; rank < fixed_.size(); ++rank) {
+      const double held = simulation.ranks[rank].peak_bytes;
+      result.held = std::max(result.held, held);
+      result.bytes[rank] += held;
+    }
     return result;
   }
 
@@ -115,7 +121,6 @@ std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
   if (kept.options.memory_cap.bytes() > 0)
     return "pipeline.memory_cap limits activations and stash, of which streamed gradients take more";
   if (config.pipeline.schedule == kAutoSchedule) return "";
-  // That W runs at once: earlier than that of micro-batches before it, and in another order than with kept gradients.
   return kept.schedule.has(Op::kBackward) ? "the schedule has whole backward passes (B), whose W does not wait" : "";
 }
 
@@ -153,6 +158,14 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
     if (std::ranges::count(way.streams, true) > 0) ways.push_back(std::move(way));
   }
   if (ways.empty()) return {{}, "streaming them lowers no peak, or takes longer"};
+  if (const auto cap = static_cast<double>(variant.memory_cap.bytes()); cap > 0) {
+    const double needed = std::ranges::min(ways, {}, [](const Way& way) { return way.step.held; }).step.held;
+    std::erase_if(ways, [&](const Way& way) { return way.step.held > cap; });
+    TWOBP_CHECK(!ways.empty(), "pipeline.memory_cap is ", variant.memory_cap.bytes(),
+                " bytes, but with streamed gradients the fullest rank needs ", std::llround(needed),
+                " for activations and stash under any schedule: raise the cap to that, or set pipeline.gradients to "
+                "\"auto\" or \"kept\"");
+  }
   double least = ways.front().step.most();
   for (const Way& way : ways) least = std::min(least, way.step.most());
   std::erase_if(ways, [&](const Way& way) { return kLeastSaving * way.step.most() > least; });

@@ -375,7 +375,7 @@ std::optional<Evaluation> Trainer::evaluate_held_out() {
               "the held-out loss of the untrained model is not finite: look at its weights and at the data, or "
               "set train.precision to fp32");
   TWOBP_CHECK(std::isfinite(result.loss), "the held-out loss after step ", step_,
-              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
+              " is not finite: ", advice_if_not_finite(*pipeline_));
   if (right) result.accuracy = static_cast<double>(*right) / static_cast<double>(targets);
   return result;
 }

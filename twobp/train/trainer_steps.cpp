@@ -283,7 +283,7 @@ void Trainer::finish(StepUnderWay& step) {
   TWOBP_CHECK(!result.skipped || loss_scale_->value >= 1, "step ", result.step,
               ": gradients overflow float16 at any loss scale: lower optimizer.lr or use bf16");
   TWOBP_CHECK(std::isfinite(result.loss), "the loss of step ", result.step,
-              " is not finite: lower optimizer.lr, set train.clip_norm, or look at the data");
+              " is not finite: ", advice_if_not_finite(*pipeline_));
   for (const auto& observer : observers_) {
     if (world().is_first()) observer->on_step(result.report);
   }

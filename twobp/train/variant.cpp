@@ -37,9 +37,11 @@ StepPlan make_plan(const Pipeline& pipeline, const Variant& variant, int micro_b
 std::string warning_of_cap(const Pipeline& pipeline, const Variant& variant, int micro_batches) {
   if (variant.memory_cap.is_automatic() || variant.memory_cap.bytes() == 0) return "";
   const StepPlan plan = make_plan(pipeline, variant, micro_batches);
-  SimulationOptions options = simulation_of(plan);
-  options.cap_per_rank.clear();
-  const std::vector<double> caps = smallest_caps(plan.schedule, profiled_costs(pipeline.layer_costs()), options);
+  const SimulationOptions options = simulation_of(plan);
+  const std::vector<StageCost> costs = profiled_costs(pipeline.layer_costs());
+  const auto exceeds = [&](const RankSimulation& rank) { return rank.peak_bytes > variant.memory_cap.bytes(); };
+  if (std::ranges::none_of(simulate(plan.schedule, costs, options).ranks, exceeds)) return "";
+  const std::vector<double> caps = smallest_caps(plan.schedule, costs, options);
   const int64_t least = std::llround(*std::max_element(caps.begin(), caps.end()));
   if (least <= variant.memory_cap.bytes()) return "";
   return concat("pipeline.memory_cap is ", variant.memory_cap.bytes(), " bytes, but the fullest rank of ",

@@ -32,14 +32,12 @@ std::vector<int> place_stages(Placement placement, int stages, int ranks);
 struct NamedSchedule {
   std::string_view name;
   std::string_view what;  // a line for --help
-  // Makes F and B, or F, I and W if `places_p2`. Checks stages, ranks and micro-batches; errors say what it admits.
+  // Makes F and B, or F, I and W if `places_p2`. Takes any M from 1 on. Errors say which stages and ranks it admits.
   Schedule (*generate)(int stages, int ranks, int micro_batches, int slices);
   Placement placement = Placement::kLinear;
   bool places_p2 = false;          // places W itself (zero bubble)
   int micro_batches_per_rank = 1;  // the default M is this times N; 0: M = 1
-  // Whether the generator takes this many micro-batches on this many ranks. Null: any number from 1 on.
-  bool (*takes)(int ranks, int micro_batches) = nullptr;
-  bool takes_slices = true;  // see Schedule
+  bool takes_slices = true;        // see Schedule
 };
 
 // In the order of --help: naive, gpipe, 1f1b, the paper's presets 1f1b-1 (M = N) and 1f1b-2 (M = 2N), which are 1f1b

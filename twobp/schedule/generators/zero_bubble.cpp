@@ -8,6 +8,7 @@
 #include "twobp/core/check.h"
 #include "twobp/schedule/generators/generators.h"
 #include "twobp/schedule/named_schedules.h"
+#include "twobp/schedule/passes.h"
 
 namespace twobp {
 namespace {
@@ -111,10 +112,8 @@ Schedule v_min(int stages, int ranks, int micro_batches, int slices) {
 }
 
 Schedule dualpipe_v(int stages, int ranks, int micro_batches) {
+  if (micro_batches < 2 * ranks) return keep_micro_batches(dualpipe_v(stages, ranks, 2 * ranks), micro_batches);
   Schedule schedule = empty_schedule("dualpipe-v", place_stages(Placement::kV, stages, ranks), micro_batches);
-  TWOBP_CHECK(micro_batches >= 2 * ranks, "schedule 'dualpipe-v' on ", ranks, " ranks needs at least ", 2 * ranks,
-              " micro-batches (two for each rank), got ", micro_batches,
-              ": use more, or 'zb-v', which takes any number");
   const PhaseStep f0{Op::kForward, 0};
   const PhaseStep f1{Op::kForward, 1};
   const PhaseStep b0{Op::kBackward, 0};

@@ -418,6 +418,12 @@ Settled RankUpdate::settle() {
   return {as_presumed_, scale_.value};
 }
 
+std::string advice_if_not_finite(const Pipeline& pipeline) {
+  if (!pipeline.streams_gradients()) return "lower optimizer.lr, set train.clip_norm, or look at the data";
+  return "streamed gradients have changed some weights, so continue from a checkpoint: lower optimizer.lr, look at the "
+         "data, or set pipeline.gradients to \"kept\" and train.clip_norm";
+}
+
 void RankUpdate::fail_not_finite(const std::vector<double>& squares, int64_t step) {
   const auto count = static_cast<int64_t>(squares.size());
   at::Tensor bad_weights = at::zeros({count}, at::TensorOptions().dtype(at::kDouble));
@@ -432,12 +438,12 @@ void RankUpdate::fail_not_finite(const std::vector<double>& squares, int64_t ste
   const auto& layers = pipeline_.model().layers;
   for (int64_t layer = 0; layer < count; ++layer) {
     TWOBP_CHECK(bad_weights.const_data_ptr<double>()[layer] == 0, "a weight of layer ", layers[layer].name,
-                " is not finite in step ", step, ": lower optimizer.lr, set train.clip_norm, or look at the data");
+                " is not finite in step ", step, ": ", advice_if_not_finite(pipeline_));
   }
   int64_t last = count - 1;
   while (last > 0 && std::isfinite(squares[last])) --last;
-  fail("the gradient of layer ", layers[last].name, " is not finite in step ", step,
-       ": lower optimizer.lr, set train.clip_norm, or look at the data");
+  fail("the gradient of layer ", layers[last].name, " is not finite in step ", step, ": ",
+       advice_if_not_finite(pipeline_));
 }
 
 std::vector<Optimizer::State> RankUpdate::state() const {

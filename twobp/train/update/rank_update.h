@@ -110,6 +110,9 @@ struct UpdateSettings {
   bool depends_on_norm(const LossScale& scale) const { return clip_norm > 0 || scale.adapts; }
 };
 
+// What to do about numbers that are not finite.
+std::string advice_if_not_finite(const Pipeline& pipeline);
+
 class RankUpdate {
  public:
   // Gives the uses on the rank a common value tensor, allocates the optimizer state, and with replicas lets the
