@@ -599,8 +599,8 @@ def prepared(args: transformers.TrainingArguments | None, settings: dict) -> tra
     check_arguments(args)
     if settings.get("gradients") == "streamed" and args.max_grad_norm:
         raise Error(
-            f"gradients is 'streamed', but TrainingArguments.max_grad_norm is {args.max_grad_norm}, which needs the norm "
-            "of all gradients before one is applied: set it to 0, or gradients to 'auto'"
+            f"gradients is 'streamed', but TrainingArguments.max_grad_norm is {args.max_grad_norm}: clipping needs the "
+            "norm of all gradients before one is applied, so set it to 0, or gradients to 'auto'"
         )
     without_effect(args, settings.get("device"))
     if args.activation_checkpointing or args.gradient_checkpointing:
