@@ -108,6 +108,10 @@ PlanRequest request_of(const PlanOptions& options, const std::optional<Config>& 
   }
   if (!options.recompute.empty()) request.recompute = parse_names("--recompute", options.recompute);
   request.streams = streams_of(options, config);
+  const bool given_links = options.latency >= 0 || !options.bandwidth.empty() || options.share_links > 0;
+  request.one_memory =
+      !given_links && (!config || (config->pipeline.device == "cpu" &&
+                                   (config->pipeline.transport == "auto" || config->pipeline.transport == "threads")));
   if (!options.data_parallel.empty()) {
     request.data_parallel = parse_counts("--data-parallel", options.data_parallel);
   } else if (config && options.devices == 0) {
@@ -212,12 +216,14 @@ void print_choices(const std::vector<Row>& choices) {
 
 // Returns the bytes that activations and stash may take on each rank: the memory left on the rank with the
 // most weights. 0 means no cap, as simulated.
-int64_t cap_of(const PlanChoice& choice, const CostModel& model, double memory) {
+int64_t cap_of(const PlanChoice& choice, const CostModel& model, const PlanRequest& request) {
+  const double memory = request.memory;
   if (memory <= 0) return 0;
-  auto costs =
-      stage_costs(with_recompute(model, choice.recompute), choice.split, choice.micro_batch_size, choice.slices);
+  const std::vector<int> rank_of_stage = schedule_of(choice).rank_of_stage;
+  auto costs = stage_costs(with_recompute(model, choice.recompute), choice.split, choice.micro_batch_size,
+                           choice.slices, {rank_of_stage, choice.data_parallel, request.one_memory});
   if (choice.streams) costs = without_gradients(std::move(costs));
-  const auto caps = caps_for(memory, schedule_of(choice).rank_of_stage, choice.ranks, costs);
+  const auto caps = caps_for(memory, rank_of_stage, choice.ranks, costs);
   return std::max<int64_t>(1, static_cast<int64_t>(std::floor(*std::min_element(caps.begin(), caps.end()))));
 }
 
@@ -299,7 +305,7 @@ std::string command_of(const PlanChoice& choice, const CostModel& model, const P
   settings.set("split", frozen ? "[]" : list_of(choice.split));
   if (choice.streams || (config && config->pipeline.gradients != "kept"))
     settings.set("gradients", gradients_of(choice));
-  settings.set("memory_cap", cap_of(choice, model, request.memory));
+  settings.set("memory_cap", cap_of(choice, model, request));
   std::string command = concat("twobp train ", options.config.empty() ? "CONFIG" : quoted(options.config), " --set");
   for (const std::string& setting : settings.all()) command += " " + quoted(setting);
   if (again) command += "\nwhich searches again";
@@ -373,7 +379,7 @@ void write_json(const std::vector<Row>& rows, int64_t combinations, int64_t simu
   for (const auto& [of, choice, bound] : rows) {
     json["choices"].push_back(to_json(choice, of->model));
     json["choices"].back()["lower_bound_seconds"] = bound;
-    json["choices"].back()["memory_cap"] = cap_of(choice, of->model, of->request.memory);
+    json["choices"].back()["memory_cap"] = cap_of(choice, of->model, of->request);
   }
   json["gain"] = {{"speed_up", best.result.speed_up}, {"memory_factor", best.result.memory_factor}};
   write_output("--json", path, json.dump(1) + "\n");

@@ -39,6 +39,24 @@ TEST(CostModel, SumsLayersToStages) {
   expect_contains(error_of([&] { stage_costs(model, {2, 1}, 0); }), {"at least 1 sample"});
 }
 
+// A tied weight is in each memory once, its gradient with the last of two uses. What replicas share out is divided by
+// their number.
+TEST(CostModel, CountsWeightsOncePerMemory) {
+  CostModel model = model_of({{}, {}, {}});  // of 30 bytes, 10 of which are gradients
+  model.kinds["kind0"].tied["table"] = model.kinds["kind2"].tied["table"] = {6, 5};
+  model.kinds["kind1"].sharded_bytes = 8;
+  const auto fixed = [&](const std::vector<int>& split, const WeightPlaces& places) {
+    std::vector<double> bytes;
+    for (const StageCost& stage : stage_costs(model, split, 1, 1, places)) bytes.push_back(stage.fixed_bytes);
+    return bytes;
+  };
+  EXPECT_EQ(fixed({3}, {}), (std::vector<double>{79}));
+  EXPECT_EQ(fixed({1, 1, 1}, {}), (std::vector<double>{30, 30, 30}));
+  EXPECT_EQ(fixed({1, 1, 1}, {.rank_of_stage = {0, 1, 0}}), (std::vector<double>{25, 30, 24}));
+  EXPECT_EQ(fixed({1, 1, 1}, {.one_memory = true}), (std::vector<double>{25, 30, 24}));
+  EXPECT_EQ(fixed({1, 1, 1}, {.replicas = 4}), (std::vector<double>{30, 24, 30}));
+}
+
 // A layer without a backward pass saves nothing and is never updated.
 TEST(CostModel, FrozenLayersHaveNoBackward) {
   CostModel model = model_of({{.output = 2}, {.output = 5}, {}});
@@ -166,6 +184,8 @@ TEST(CostModelFile, ComesBackAsWritten) {
   model.made_on = "a machine";
   model.sample_costs = {0.5, 1.5};
   model.kinds["kind1"].at_size[1].backward_p1_rise = -0.25;  // noise: its seconds do not depend on the samples
+  model.kinds["kind0"].tied = {{"table", {5, 2}}};
+  model.kinds["kind0"].sharded_bytes = 4;
   const std::string text = cost_model_to_json(model);
   const CostModel read = parse_cost_model(text, "costs.json");
   EXPECT_EQ(cost_model_to_json(read), text);
@@ -176,6 +196,8 @@ TEST(CostModelFile, ComesBackAsWritten) {
   EXPECT_EQ(read.sample_costs, model.sample_costs);
   EXPECT_EQ(read.kinds.at("kind1").at_size[1].backward_p1_rise, -0.25);
   EXPECT_EQ(layer_costs_at(read, 2)[0].forward, 0.25);
+  EXPECT_EQ(read.kinds.at("kind0").tied.at("table").gradient, 2);
+  EXPECT_EQ(read.kinds.at("kind0").sharded_bytes, 4);
 }
 
 json good() {
@@ -210,6 +232,10 @@ TEST(CostModelFile, ReportsBadFiles) {
   expect_at(error_with([&](json& file) { costs(file).erase("output_bytes"); }), {"there is no \"output_bytes\""});
   expect_contains(error_with([](json& file) { file["kinds"]["kind1"]["costs"].erase(1); }),
                   {"kinds.kind1.costs", "an entry for each of the 2 micro_batch_sizes"});
+  expect_contains(error_with([](json& file) {
+                    file["kinds"]["kind1"]["tied"]["table"] = {{"weight_bytes", 21}, {"gradient_bytes", 10}};
+                  }),
+                  {"kind1", "tied bytes are 31", "30"});
   expect_contains(error_with([](json& file) { file["kinds"].erase("kind1"); }), {"layer.1", "kind1"});
   EXPECT_EQ(error_with([](json& file) { file["kinds"]["kind0"].erase("update_bytes"); }), "") << "older files";
   expect_contains(error_with([](json& file) { file["first_trainable"] = 2147483648; }),

@@ -378,6 +378,30 @@ TEST(Planner, SaysTheSmallestSufficientMemory) {
   }
 }
 
+// So that no bound leaves out what fits.
+TEST(Planner, FitsTheSmallestMemoryWithSharedWeights) {
+  Random random(23);
+  for (int round = 0; round < 12; ++round) {
+    CostModel model = random_model(random, 6);
+    for (const char* kind : {"kind0", "kind5"}) {
+      model.kinds[kind].parameter_bytes = model.kinds[kind].optimizer_bytes = 300;
+      model.kinds[kind].tied["table"] = {500, 10};
+    }
+    if (round % 3 == 0) model.kinds["kind2"].sharded_bytes = model.kinds["kind3"].sharded_bytes = 10;
+    PlanRequest request;
+    request.ranks = {1, 2, 3};
+    request.data_parallel = {1, 2};
+    request.one_memory = round % 2 == 1;
+    request.top = 0;
+    double least = std::numeric_limits<double>::infinity();
+    for (const PlanChoice& choice : plan(model, request).best) least = std::min(least, choice.peak_bytes);
+    request.memory = least;
+    const PlanResult within = plan(model, request);
+    ASSERT_FALSE(within.best.empty()) << "round " << round;
+    for (const PlanChoice& choice : within.best) EXPECT_LE(choice.peak_bytes, least);
+  }
+}
+
 // Among many combinations, the planner simulates none that cannot beat the least memory found so far.
 TEST(Planner, FindsTheSmallestMemoryWithoutSimulatingAll) {
   Random random(17);

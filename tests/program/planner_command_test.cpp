@@ -299,6 +299,50 @@ TEST_F(PlanModel, StreamsGradientsWhereTheMemoryNeedsIt) {
   EXPECT_EQ(steps, 2);
 }
 
+// The peak of a run is the planned one, weights and all. (W that fills waits would depend on times.)
+TEST_F(PlanModel, KnowsThePeakOfARun) {
+  const std::string file = folder_.path("plan.json");
+  const std::string metrics = folder_.path("metrics.jsonl");
+  const std::vector<std::pair<json, std::vector<std::string>>> cases = {
+      {{{"type", "llama"}, {"heads", 2}, {"hidden", 96}, {"tied", true}}, {}},
+      {{{"type", "llama"}, {"heads", 2}, {"hidden", 96}, {"tied", true}}, {"train.precision=bf16"}},
+      {{{"type", "llama"}, {"heads", 2}, {"hidden", 96}}, {"optimizer.shard=true", "pipeline.data_parallel=2"}},
+      {{{"type", "gpt2"}, {"heads", 2}}, {}},
+      {{{"type", "mamba"}}, {}}};
+  for (const auto& [model, settings] : cases) {
+    json config = test::tiny_config();
+    config["model"] = model;
+    config["model"].update({{"dim", 64}, {"layers", 2}, {"vocab", 256}});
+    config["data"]["sequence"] = 32;
+    config_ = folder_.write("config.json", config.dump());
+    for (const std::string ranks : {"1", "2"}) {
+      // Cut inside of a residual block, a gradient is with W of one rank and I of another, and is planned with one.
+      if (model["type"] == "mamba" && ranks == "2") continue;
+      std::vector<std::string> arguments = split(
+          "plan CONFIG --seconds 0.01 --schedule gpipe --p2 end --micro-batches 3 --micro-batch-sizes 2 "
+          "--recompute none --json JSON --ranks RANKS --set train.seed=7",
+          ' ');
+      std::ranges::replace(arguments, "CONFIG", config_);
+      std::ranges::replace(arguments, "JSON", file);
+      std::ranges::replace(arguments, "RANKS", ranks);
+      arguments.insert(arguments.end(), settings.begin(), settings.end());
+      const std::string out = expect_success(arguments).out;
+      const double planned = json::parse(read_file(file)).at("choices").at(0).at("peak_bytes");
+      std::vector<std::string> train = command_in(out, config_);
+      train.insert(train.end(), {"train.steps=3", "--metrics", metrics});
+      expect_success(train);
+      std::istringstream lines(read_file(metrics));
+      double peak = 0;
+      for (std::string line; std::getline(lines, line);) {
+        const json step = json::parse(line);
+        if (!step.contains("peak_bytes")) continue;
+        for (const json& bytes : step.at("peak_bytes")) peak = std::max(peak, bytes.get<double>());
+      }
+      EXPECT_NEAR(peak, planned, 0.01 * peak) << model << ", ranks " << ranks;
+    }
+  }
+}
+
 // An option that would change nothing is refused.
 TEST_F(PlanModel, RefusesOptionsWithoutEffect) {
   const std::string file = costs();

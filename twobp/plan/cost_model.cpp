@@ -173,8 +173,9 @@ void check_sample_costs(const std::vector<double>& costs) {
 
 // The stages' costs for sequences, or slices, with these costs of layers.
 std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>& split,
-                                 const std::vector<LayerCost>& layers) {
+                                 const std::vector<LayerCost>& layers, const WeightPlaces& places) {
   std::vector<StageCost> stages;
+  std::map<std::pair<int, std::string>, size_t> tied;  // by rank and name: the stage of the first use
   size_t layer = 0;
   for (const int count : split) {
     const auto begin = layers.begin() + static_cast<std::ptrdiff_t>(layer);
@@ -185,7 +186,16 @@ std::vector<StageCost> stages_of(const CostModel& model, const std::vector<int>&
       stage.optimizer += trained ? kind.optimizer_seconds : 0;
       if (trained) stage.update_bytes = std::max(stage.update_bytes, kind.update_bytes);
       stage.gradient_bytes += trained ? kind.gradient_bytes : 0;
-      stage.fixed_bytes += trained ? kind.fixed_bytes() : kind.parameter_bytes;
+      stage.fixed_bytes += trained ? kind.fixed_bytes(places.replicas) : kind.parameter_bytes;
+      const int own =
+          places.rank_of_stage.empty() ? static_cast<int>(stages.size()) : places.rank_of_stage.at(stages.size());
+      const int rank = places.one_memory ? 0 : own;
+      for (const auto& [name, bytes] : kind.tied) {
+        const auto [first, is_first] = tied.try_emplace({rank, name}, stages.size());
+        if (is_first) continue;
+        stage.fixed_bytes -= bytes.weight;
+        (first->second < stages.size() ? stages[first->second] : stage).fixed_bytes -= bytes.gradient;
+      }
       cost.gradient_bytes = trained ? kind.gradient_bytes : 0;
       cost.expert_gradient = std::min(cost.expert_gradient, cost.gradient_bytes);
       cost.tied_gradient = std::min(cost.tied_gradient, cost.gradient_bytes);
@@ -263,6 +273,15 @@ void check_cost_model(const CostModel& model) {
     check_number(kind.optimizer_bytes, where + " optimizer bytes");
     check_number(kind.optimizer_seconds, where + " optimizer seconds");
     check_number(kind.update_bytes, where + " bytes of the update");
+    check_number(kind.sharded_bytes, where + " sharded bytes");
+    double once = kind.sharded_bytes;
+    for (const auto& [weight, bytes] : kind.tied) {
+      check_number(bytes.weight, concat(where, " bytes of tied weight '", weight, "'"));
+      check_number(bytes.gradient, concat(where, " gradient bytes of tied weight '", weight, "'"));
+      once += bytes.weight + bytes.gradient;
+    }
+    TWOBP_CHECK(once <= kind.fixed_bytes() * (1 + kRounding), where, " sharded and tied bytes are ", once,
+                ", more than all: ", kind.fixed_bytes());
     for (size_t i = 0; i < kind.at_size.size(); ++i) {
       check_costs(kind.at_size[i], model.sample_costs,
                   concat(where, " micro-batch size ", model.micro_batch_sizes[i], ":"));
@@ -313,11 +332,11 @@ bool has_slices(const CostModel& model, int slices) {
 }
 
 std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
-                                   int slices) {
+                                   int slices, const WeightPlaces& places) {
   check_split(split, static_cast<int>(model.layers.size()), static_cast<int>(split.size()));
   std::vector<StageCost> costs;
   for (const auto& layers : slice_costs_at(model, micro_batch_size, slices)) {
-    for (StageCost& stage : stages_of(model, split, layers)) costs.push_back(std::move(stage));
+    for (StageCost& stage : stages_of(model, split, layers, places)) costs.push_back(std::move(stage));
   }
   return costs;
 }

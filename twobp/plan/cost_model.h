@@ -12,19 +12,29 @@
 
 namespace twobp {
 
+// A tied weight of a layer: what a memory holds once, however many layers use the weight there.
+struct TiedBytes {
+  double weight = 0;    // value, master and state, where the first use is; none of them is sharded
+  double gradient = 0;  // where the second use is, if it is the last one
+};
+
 // A kind of layer, measured at each of the cost model's micro-batch sizes.
 struct KindCosts {
-  double parameters = 0;         // numbers, for tables
-  double parameter_bytes = 0;    // of one layer: values, masters, buffers
-  double gradient_bytes = 0;     // also the size of the sums of data parallelism
-  double optimizer_bytes = 0;    // state
-  double optimizer_seconds = 0;  // per step
-  double update_bytes = 0;       // that its update takes and frees
+  double parameters = 0;                  // numbers, for tables
+  double parameter_bytes = 0;             // of one layer: values, masters, buffers
+  double gradient_bytes = 0;              // also the size of the sums of data parallelism
+  double optimizer_bytes = 0;             // state
+  double optimizer_seconds = 0;           // per step
+  double update_bytes = 0;                // that its update takes and frees
+  double sharded_bytes = 0;               // of all these, what optimizer.shard divides among the replicas
+  std::map<std::string, TiedBytes> tied;  // by name
   std::vector<LayerCost> at_size;
   // The costs of slices: by CostModel::slice_lengths, by slice, at each size. Empty: not measured in slices.
   std::vector<std::vector<std::vector<LayerCost>>> in_slices;
 
-  double fixed_bytes() const { return parameter_bytes + gradient_bytes + optimizer_bytes; }
+  double fixed_bytes(int replicas = 1) const {
+    return parameter_bytes + gradient_bytes + optimizer_bytes - sharded_bytes * (1 - 1.0 / replicas);
+  }
 };
 
 struct ModelLayer {
@@ -73,11 +83,18 @@ std::vector<int> slice_lengths(const CostModel& model, int slices);
 // Whether all layers were measured in so many slices. Always for 1.
 bool has_slices(const CostModel& model, int slices);
 
+// Where the weights are.
+struct WeightPlaces {
+  std::vector<int> rank_of_stage;  // empty: each stage has a rank of its own
+  int replicas = 1;
+  bool one_memory = false;  // the ranks are threads: the one that uses a tied weight first has it for all
+};
+
 // The costs of the stages of a split (layers of each stage), with all fields of StageCost, for a micro-batch
 // whose samples have the mean cost. With slices, those of each slice and stage, slice by slice, as `simulate`
 // takes them. Throws Error if the split does not fit the model's layers, or as slice_costs_at does.
 std::vector<StageCost> stage_costs(const CostModel& model, const std::vector<int>& split, int micro_batch_size,
-                                   int slices = 1);
+                                   int slices = 1, const WeightPlaces& places = {});
 
 // The cost model's link between every two ranks. Waiting messages are on the sender's account, as in this
 // program's transport (in_process.h).

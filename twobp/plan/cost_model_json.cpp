@@ -66,6 +66,7 @@ constexpr KindField kKindFields[] = {
     {"optimizer_bytes", &KindCosts::optimizer_bytes},
     {"optimizer_seconds", &KindCosts::optimizer_seconds},
     {"update_bytes", &KindCosts::update_bytes, true},
+    {"sharded_bytes", &KindCosts::sharded_bytes, true},
 };
 
 // Writes whole numbers without ".0".
@@ -121,13 +122,17 @@ std::vector<LayerCost> read_costs(const JsonNode& costs, const std::vector<int>&
 }
 
 KindCosts read_kind(const JsonNode& node, const CostModel& model) {
-  std::set<std::string> known = {"costs", "slice_costs"};
+  std::set<std::string> known = {"costs", "slice_costs", "tied"};
   for (const KindField& field : kKindFields) known.insert(field.name);
   node.has_only(known);
   KindCosts kind;
   for (const KindField& field : kKindFields) {
     if (field.optional && !node.has(field.name)) continue;
     kind.*field.value = real(node[field.name]);
+  }
+  if (const auto tied = node.find("tied")) {
+    for (const auto& [name, bytes] : tied->members())
+      kind.tied[name] = {real(bytes["weight_bytes"]), real(bytes["gradient_bytes"])};
   }
   kind.at_size = read_costs(node["costs"], model.micro_batch_sizes);
   const auto in_slices = node.find("slice_costs");
@@ -195,6 +200,10 @@ std::string cost_model_to_json(const CostModel& model) {
   for (const auto& [name, kind] : model.kinds) {
     ordered_json entry;
     for (const KindField& field : kKindFields) entry[field.name] = number_json(kind.*field.value);
+    for (const auto& [name, bytes] : kind.tied) {
+      entry["tied"][name] = {{"weight_bytes", number_json(bytes.weight)},
+                             {"gradient_bytes", number_json(bytes.gradient)}};
+    }
     entry["costs"] = costs_json(kind.at_size, model.micro_batch_sizes);
     for (const auto& way : kind.in_slices) {
       ordered_json slices = ordered_json::array();

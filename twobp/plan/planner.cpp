@@ -68,9 +68,11 @@ SimulationOptions options_of(const CostModel& model, const PlanChoice& choice, c
   return options;
 }
 
-std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice) {
+std::vector<StageCost> costs_of(const CostModel& model, const PlanChoice& choice, const std::vector<int>& rank_of_stage,
+                                bool one_memory) {
   return costs_of_micro_batches(
-      stage_costs(model, choice.split, choice.micro_batch_size, choice.slices),
+      stage_costs(model, choice.split, choice.micro_batch_size, choice.slices,
+                  {rank_of_stage, choice.data_parallel, one_memory}),
       typical_batch(model.sample_costs, {choice.data_parallel, choice.micro_batches, choice.micro_batch_size}));
 }
 
@@ -188,7 +190,7 @@ class Planner {
 
   Simulation simulate_with(const PlanChoice& choice, const Schedule& schedule, const PlanRequest& request) const {
     const CostModel& model = model_for(models_, choice);
-    const auto costs = costs_of(model, choice);
+    const auto costs = costs_of(model, choice, schedule.rank_of_stage, request_.one_memory);
     return simulate(schedule, costs, options_of(model, choice, schedule, costs, request));
   }
 
@@ -275,7 +277,7 @@ class Planner {
       }
       if (choice.streams || choice.frozen_stages > 0) continue;  // the search places W itself, and all F
       const CostModel& model = model_for(models_, choice);
-      const auto costs = costs_of(model, choice);
+      const auto costs = costs_of(model, choice, schedule.rank_of_stage, request_.one_memory);
       SimulationOptions options = options_of(model, choice, schedule, costs, request_);
       options.p2_order = P2Order::kOldest;  // the search places W itself
       const AutoScheduleOptions effort{.effort = SearchEffort::kQuick, .slices = choice.slices};
@@ -309,7 +311,7 @@ class Planner {
 
   const PlanRequest& request_;
   ModelsByRecompute models_;
-  LeastMemory least_{models_};
+  LeastMemory least_{models_, request_.one_memory};
   PlanResult result_;
 };
 
@@ -344,7 +346,8 @@ PlanResult plan(const CostModel& model, const PlanRequest& request) {
 
 PlannedRun planned_run(const CostModel& model, const PlanChoice& choice, const PlanRequest& request) {
   const CostModel recomputed = with_recompute(model, choice.recompute);
-  PlannedRun run{schedule_of(choice), costs_of(recomputed, choice), {}};
+  PlannedRun run{schedule_of(choice), {}, {}};
+  run.costs = costs_of(recomputed, choice, run.schedule.rank_of_stage, request.one_memory);
   run.options = options_of(recomputed, choice, run.schedule, run.costs, request);
   return run;
 }

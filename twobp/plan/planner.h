@@ -46,8 +46,9 @@ struct PlanRequest {
   int batch = 0;                        // samples in a step over all replicas must equal this; 0: any number
   int devices = 0;                      // ranks x replicas must equal this; 0: any number
   Interconnect interconnect;
-  double memory = 0;  // bytes of each rank for everything; 0: no limit
-  int top = 10;       // number of results; 0: all that fit
+  bool one_memory = false;  // see WeightPlaces
+  double memory = 0;        // bytes of each rank for everything; 0: no limit
+  int top = 10;             // number of results; 0: all that fit
   // Why training refuses a choice whatever its schedule; empty: it does not. None: all are trained.
   std::function<std::string(const PlanChoice&)> refusal{};
   bool search = false;  // also search other splits and schedules: move_layers.h, auto_schedule.h

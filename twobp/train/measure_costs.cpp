@@ -29,9 +29,9 @@ double bytes_of(const at::Tensor& tensor) {
 }
 
 // Weights, gradients and optimizer state of one layer, and the time of its update. `last`: the name of the model's last
-// matrix.
+// matrix. `uses`: how often the model uses each weight, by name.
 KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, const std::string& last,
-                         const Device& device) {
+                         const std::map<std::string, int>& uses, const Device& device) {
   const OnStream here(device.compute());
   const auto layer = spec.make();
   KindCosts costs;
@@ -41,18 +41,32 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
     parameter->allocate_value(0);
     parameter->move_to(device.where());
     parameter->allocate_grad();
-    costs.parameter_bytes += bytes_of(parameter->value);
-    if (!parameter->master.is_same(parameter->value)) costs.parameter_bytes += bytes_of(parameter->master);
+    const bool has_master = !parameter->master.is_same(parameter->value);
+    const double values = bytes_of(parameter->value) + (has_master ? bytes_of(parameter->master) : 0);
+    costs.parameter_bytes += values;
     costs.gradient_bytes += static_cast<double>(parameter->grad_bytes());
     if (parameter->is_buffer()) continue;
+    const int count = uses.at(parameter->name());
+    // Of two uses in a host's memory, the first adds its gradient to the other's (Parameter::share_grad).
+    const bool shares = count == 2 && parameter->trainable() && !device.asynchronous();
+    if (count > 1) costs.tied[parameter->name()] = {values, shares ? static_cast<double>(parameter->grad_bytes()) : 0};
     if (counted.insert(parameter->name()).second) costs.parameters += static_cast<double>(parameter->numel());
     if (parameter->trainable()) items.push_back({parameter, 0, in_hidden_layer(*parameter, last)});
   }
   if (items.empty()) return costs;
   Optimizer optimizer(config, items);
-  for (const auto& state : optimizer.state()) costs.optimizer_bytes += bytes_of(state.tensor);
+  std::map<std::string, double> states;  // by the name of the parameter
+  for (const auto& state : optimizer.state()) states[state.item.parameter->name()] += bytes_of(state.tensor);
   for (const auto& item : items) {
-    if (config.average > 0) costs.optimizer_bytes += bytes_of(item.parameter->master);
+    const Parameter& parameter = *item.parameter;
+    double& state = states[parameter.name()];
+    if (config.average > 0) state += bytes_of(parameter.master);
+    costs.optimizer_bytes += state;
+    const double master = parameter.master.is_same(parameter.value) ? 0 : bytes_of(parameter.master);
+    const bool sharded = config.shard && parameter.share().of <= 1;
+    if (sharded) costs.sharded_bytes += state + master;
+    if (const auto one = costs.tied.find(parameter.name()); one != costs.tied.end())
+      one->second.weight += sharded ? -master : state;
   }
   const MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
@@ -172,10 +186,15 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   model.first_trainable = models.front().first_trainable;
   for (const LayerSpec& layer : spec.layers) model.layers.push_back({layer.name, layer.kind});
   const std::string last = last_matrix(spec);
+  std::map<std::string, int> uses;
+  for (const LayerSpec& layer : spec.layers) {
+    const auto made = layer.make();
+    for (const Parameter* parameter : parameters_of(*made)) ++uses[parameter->name()];
+  }
   for (const ModelSpec& one : models) {
     for (const LayerSpec& layer : one.layers) {
       if (!model.kinds.contains(layer.kind))
-        model.kinds[layer.kind] = measure_update(layer, config.optimizer, last, device);
+        model.kinds[layer.kind] = measure_update(layer, config.optimizer, last, uses, device);
     }
   }
   for (const int size : model.micro_batch_sizes) {

@@ -204,7 +204,7 @@ double written_bytes(const std::vector<Parameter*>& parameters, const std::set<s
   return bytes;
 }
 
-// I and W of one slice.
+// I of one slice, then W: what a layer's W still reads, I of the layers before must not count as freed.
 void run_backward(std::vector<Specimen>& specimens, size_t slice, Context context, MemoryMeter& meter,
                   const Device& device, const std::set<std::string>& tied, bool bf16_stash, std::optional<Unit> unit) {
   Values dy;
@@ -230,6 +230,10 @@ void run_backward(std::vector<Specimen>& specimens, size_t slice, Context contex
       of.cost.p1_held = p1.held();
       of.cost.input_gradient = bytes_of(dy);
     }
+  }
+  for (auto s = specimens.rbegin(); s != specimens.rend(); ++s) {
+    if (!s->backward) continue;
+    OfSlice& of = *s->slices[slice];
     std::vector<P2Unit> units;
     s->layer->collect_p2(of.saved, units);
     const GradientBytes gradients = gradient_bytes(s->parameters, units, tied);

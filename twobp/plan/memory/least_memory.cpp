@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "twobp/core/check.h"
@@ -15,7 +17,7 @@ double fixed_bytes(const CostModel& model, const PlanChoice& choice, size_t laye
   const KindCosts& kind = model.kinds.at(model.layers[layer].kind);
   if (static_cast<int>(layer) < model.first_trainable) return kind.parameter_bytes;
   const double streamable = std::max(0.0, kind.gradient_bytes - kind.at_size.front().tied_gradient);
-  return kind.fixed_bytes() - (choice.streams ? streamable : 0);
+  return kind.fixed_bytes(choice.data_parallel) - (choice.streams ? streamable : 0);
 }
 
 // Whether every stage of `a` holds at least as many as in `b`.
@@ -47,16 +49,23 @@ const OrderBytes& LeastMemory::order_of(const PlanChoice& choice) {
 }
 
 double LeastMemory::of_order(const PlanChoice& choice) {
-  const auto costs = stage_costs(model_for(models_, choice), choice.split, choice.micro_batch_size, choice.slices);
-  return order_of(choice).least(choice.streams ? without_gradients(costs) : costs);
+  const OrderBytes& order = order_of(choice);
+  const auto costs = stage_costs(model_for(models_, choice), choice.split, choice.micro_batch_size, choice.slices,
+                                 {order.rank_of_stage(), choice.data_parallel, one_memory_});
+  return order.least(choice.streams ? without_gradients(costs) : costs);
 }
 
 double LeastMemory::of_all_ranks(const PlanChoice& choice) {
-  const auto [at, is_new] =
-      least_.try_emplace({choice.micro_batch_size, choice.slices, choice.recompute, choice.streams});
+  const auto [at, is_new] = least_.try_emplace(
+      {choice.micro_batch_size, choice.slices, choice.recompute, choice.streams, choice.data_parallel});
   if (is_new) {
     const CostModel& model = model_for(models_, choice);
-    for (size_t l = 0; l < model.layers.size(); ++l) at->second.bytes += fixed_bytes(model, choice, l);
+    std::set<std::string> tied;  // at least one rank has them
+    for (size_t l = 0; l < model.layers.size(); ++l) {
+      at->second.bytes += fixed_bytes(model, choice, l);
+      for (const auto& [name, bytes] : model.kinds.at(model.layers[l].kind).tied)
+        at->second.bytes -= tied.insert(name).second ? 0 : bytes.weight + bytes.gradient;
+    }
     for (const auto& layers : slice_costs_at(model, choice.micro_batch_size, choice.slices)) {
       double output = 0;
       for (const LayerCost& layer : layers) {
@@ -71,8 +80,9 @@ double LeastMemory::of_all_ranks(const PlanChoice& choice) {
 
 bool LeastMemory::split_within(double memory, PlanChoice& choice) {
   const OrderBytes& order = order_of(choice);
-  const auto [at, is_new] = within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size,
-                                                 choice.slices, choice.recompute, choice.streams, memory > 0});
+  const auto [at, is_new] =
+      within_.try_emplace({order.rank_of_stage(), order.in_flight(), choice.micro_batch_size, choice.slices,
+                           choice.recompute, choice.streams, choice.data_parallel, memory > 0});
   if (is_new) at->second = make_split_within(memory, choice, order);
   if (!at->second.empty()) choice.split = at->second;
   return !at->second.empty();

@@ -52,7 +52,7 @@ const CostModel& model_for(const ModelsByRecompute& models, const PlanChoice& ch
 class LeastMemory {
  public:
   // `models` outlive this.
-  explicit LeastMemory(const ModelsByRecompute& models) : models_(models) {}
+  LeastMemory(const ModelsByRecompute& models, bool one_memory) : models_(models), one_memory_(one_memory) {}
 
   // A lower bound of the fullest rank's bytes in any simulation of the choice with its split.
   double of_order(const PlanChoice& choice);
@@ -75,13 +75,15 @@ class LeastMemory {
   std::vector<int> make_split_within(double memory, const PlanChoice& choice, const OrderBytes& order) const;
 
   const ModelsByRecompute& models_;
-  // By micro-batch size, slices, recomputation and streamed gradients.
-  std::map<std::tuple<int, int, std::string, bool>, Least> least_;
+  bool one_memory_;  // see WeightPlaces
+  // By micro-batch size, slices, recomputation, streamed gradients and replicas.
+  std::map<std::tuple<int, int, std::string, bool, int>, Least> least_;
   // By schedule, stages, ranks, micro-batches and slices.
   std::map<std::tuple<std::string, int, int, int, int>, OrderBytes> orders_;
-  // Splits within the memory, by placement, micro-batches held, their size, slices, recomputation and streamed
-  // gradients.
-  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool, bool>, std::vector<int>> within_;
+  // Splits within the memory, by placement, micro-batches held, their size, slices, recomputation, streamed gradients
+  // and replicas.
+  std::map<std::tuple<std::vector<int>, std::vector<int>, int, int, std::string, bool, int, bool>, std::vector<int>>
+      within_;
 };
 
 }  // namespace twobp
