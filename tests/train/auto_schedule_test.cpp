@@ -126,6 +126,9 @@ TEST(AutoVariant, TrainsWithStreamedGradients) {
     EXPECT_EQ(trainer.variant().policy, P2Policy::kFill);
     EXPECT_GT(trainer.step().loss, 0);
   }
+  Config capped = of_large_weights(2, "streamed");
+  capped.pipeline.memory_cap = "2KiB";
+  test::expect_error([&] { Trainer{capped}; }, {"with streamed gradients the fullest rank needs"});
   Config few = config_of(0, 5);  // 8 layers
   few.pipeline.gradients = "streamed";
   EXPECT_EQ(Trainer(few).pipeline().stages(), 5);

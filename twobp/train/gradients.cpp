@@ -115,6 +115,24 @@ std::vector<Variant> filling(const Pipeline& pipeline, const Variant& like, int 
   return variants;
 }
 
+// Names a cap that suffices. With more room, W runs later and more may be held, so the cap is raised until it suffices.
+[[noreturn]] void fail_to_fit(const Simulator& simulator, std::vector<Way> ways, int64_t cap) {
+  const auto held = [](const Way& way) { return way.step.held; };
+  int64_t needed = cap;
+  for (int tries = 0; tries < 9; ++tries) {
+    const auto least = static_cast<int64_t>(std::ceil(std::ranges::min(ways, {}, held).step.held));
+    if (least <= needed) break;
+    needed = least;
+    for (Way& way : ways) {
+      way.variant.memory_cap = MemoryCap(needed);
+      way.step = simulator.run(way.variant, way.streams);
+    }
+  }
+  fail("pipeline.memory_cap is ", cap, " bytes, but with streamed gradients the fullest rank needs ", needed,
+       " for activations and stash under any schedule: raise the cap to that, or set pipeline.gradients to \"auto\" or "
+       "\"kept\"");
+}
+
 // Why "auto" keeps gradients that "streamed" would stream.
 std::string why_auto_keeps(const Config& config, const StepPlan& kept) {
   if (const std::string why = why_gradients_are_kept(config); !why.empty()) return why;
@@ -158,13 +176,10 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
     if (std::ranges::count(way.streams, true) > 0) ways.push_back(std::move(way));
   }
   if (ways.empty()) return {{}, "streaming them lowers no peak, or takes longer"};
-  if (const auto cap = static_cast<double>(variant.memory_cap.bytes()); cap > 0) {
-    const double needed = std::ranges::min(ways, {}, [](const Way& way) { return way.step.held; }).step.held;
-    std::erase_if(ways, [&](const Way& way) { return way.step.held > cap; });
-    TWOBP_CHECK(!ways.empty(), "pipeline.memory_cap is ", variant.memory_cap.bytes(),
-                " bytes, but with streamed gradients the fullest rank needs ", std::llround(needed),
-                " for activations and stash under any schedule: raise the cap to that, or set pipeline.gradients to "
-                "\"auto\" or \"kept\"");
+  if (const int64_t cap = variant.memory_cap.bytes(); cap > 0) {
+    std::vector<Way> all_ways = ways;
+    std::erase_if(ways, [&](const Way& way) { return way.step.held > static_cast<double>(cap); });
+    if (ways.empty()) fail_to_fit(simulator, std::move(all_ways), cap);
   }
   double least = ways.front().step.most();
   for (const Way& way : ways) least = std::min(least, way.step.most());

@@ -221,7 +221,13 @@ Trainer::Trainer(const Config& config, Parts parts)
   const std::vector<double> batch =
       typical_batch(relative_costs(*data_.train),
                     {world().replicas, micro_batches_, static_cast<int>(config.pipeline.micro_batch_size)});
-  if (config.pipeline.schedule == kAutoSchedule) *variant_ = auto_variant(*pipeline_, micro_batches_, *variant_, batch);
+  if (config.pipeline.schedule == kAutoSchedule) {
+    const MemoryCap cap = variant_->memory_cap;
+    // With streamed gradients, another schedule is chosen, which has other needs (decide_gradients).
+    if (config.pipeline.gradients == "streamed" && cap.bytes() > 0) variant_->memory_cap = MemoryCap::none();
+    *variant_ = auto_variant(*pipeline_, micro_batches_, *variant_, batch);
+    variant_->memory_cap = cap;
+  }
   // A schedule of forwards alone can evaluate. It is refused only when it is to train.
   const Schedule* written = variant_->schedule.written();
   const bool trains = written == nullptr || written->has_backward();
