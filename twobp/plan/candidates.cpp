@@ -198,12 +198,15 @@ class Enumeration {
     const auto admitted = planned_policies(asked.source);
     std::vector<P2Policy> wanted = request_.policies.empty() ? admitted : request_.policies;
     if (asked.policy) wanted = {*asked.policy};
+    std::vector<std::string> names;
+    for (const P2Policy policy : admitted) names.emplace_back(policy_name(policy));
     std::vector<P2Policy> policies;
     for (const P2Policy policy : wanted) {
       if (std::find(admitted.begin(), admitted.end(), policy) != admitted.end()) {
         policies.push_back(policy);
       } else {
-        reasons_.add(concat("schedule '", asked.source, "' is not planned with p2 ", policy_name(policy)));
+        reasons_.add(concat("schedule '", asked.source, "' is planned with p2 ", join(names), ", not with ",
+                            policy_name(policy)));
       }
     }
     return policies;
