@@ -2,14 +2,19 @@
 
 namespace twobp {
 
-std::set<std::string> tied_weights(const ModelSpec& model) {
-  std::set<std::string> known;
-  std::set<std::string> tied;
+std::map<std::string, int> uses_of_weights(const ModelSpec& model) {
+  std::map<std::string, int> uses;
   for (const LayerSpec& spec : model.layers) {
     const auto layer = spec.make();
-    for (const Parameter* parameter : parameters_of(*layer)) {
-      if (!known.insert(parameter->name()).second) tied.insert(parameter->name());
-    }
+    for (const Parameter* parameter : parameters_of(*layer)) ++uses[parameter->name()];
+  }
+  return uses;
+}
+
+std::set<std::string> tied_weights(const ModelSpec& model) {
+  std::set<std::string> tied;
+  for (const auto& [name, uses] : uses_of_weights(model)) {
+    if (uses > 1) tied.insert(name);
   }
   return tied;
 }

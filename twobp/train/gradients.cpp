@@ -177,9 +177,9 @@ StreamedGradients decide_gradients(const Config& config, const Pipeline& pipelin
   }
   if (ways.empty()) return {{}, "streaming them lowers no peak, or takes longer"};
   if (const int64_t cap = variant.memory_cap.bytes(); cap > 0) {
-    std::vector<Way> all_ways = ways;
-    std::erase_if(ways, [&](const Way& way) { return way.step.held > static_cast<double>(cap); });
-    if (ways.empty()) fail_to_fit(simulator, std::move(all_ways), cap);
+    const auto exceeds = [&](const Way& way) { return way.step.held > static_cast<double>(cap); };
+    if (std::ranges::all_of(ways, exceeds)) fail_to_fit(simulator, ways, cap);
+    std::erase_if(ways, exceeds);
   }
   double least = ways.front().step.most();
   for (const Way& way : ways) least = std::min(least, way.step.most());

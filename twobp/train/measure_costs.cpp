@@ -28,6 +28,11 @@ double bytes_of(const at::Tensor& tensor) {
   return tensor.defined() ? static_cast<double>(tensor.nbytes()) : 0;
 }
 
+// Of a master that is not the value itself.
+double master_bytes(const Parameter& parameter) {
+  return parameter.master.is_same(parameter.value) ? 0 : bytes_of(parameter.master);
+}
+
 // Weights, gradients and optimizer state of one layer, and the time of its update. `last`: the name of the model's last
 // matrix. `uses`: how often the model uses each weight, by name.
 KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, const std::string& last,
@@ -41,8 +46,7 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
     parameter->allocate_value(0);
     parameter->move_to(device.where());
     parameter->allocate_grad();
-    const bool has_master = !parameter->master.is_same(parameter->value);
-    const double values = bytes_of(parameter->value) + (has_master ? bytes_of(parameter->master) : 0);
+    const double values = bytes_of(parameter->value) + master_bytes(*parameter);
     costs.parameter_bytes += values;
     costs.gradient_bytes += static_cast<double>(parameter->grad_bytes());
     if (parameter->is_buffer()) continue;
@@ -62,11 +66,10 @@ KindCosts measure_update(const LayerSpec& spec, const OptimizerConfig& config, c
     double& state = states[parameter.name()];
     if (config.average > 0) state += bytes_of(parameter.master);
     costs.optimizer_bytes += state;
-    const double master = parameter.master.is_same(parameter.value) ? 0 : bytes_of(parameter.master);
     const bool sharded = config.shard && parameter.share().of <= 1;
-    if (sharded) costs.sharded_bytes += state + master;
+    if (sharded) costs.sharded_bytes += state + master_bytes(parameter);
     if (const auto one = costs.tied.find(parameter.name()); one != costs.tied.end())
-      one->second.weight += sharded ? -master : state;
+      one->second.weight += sharded ? -master_bytes(parameter) : state;
   }
   const MemoryMeter meter({0});
   const MemoryMeter::Watch watch(meter);
@@ -186,11 +189,7 @@ CostModel measure_costs(const Config& config, const ModelSpec& spec, const Datas
   model.first_trainable = models.front().first_trainable;
   for (const LayerSpec& layer : spec.layers) model.layers.push_back({layer.name, layer.kind});
   const std::string last = last_matrix(spec);
-  std::map<std::string, int> uses;
-  for (const LayerSpec& layer : spec.layers) {
-    const auto made = layer.make();
-    for (const Parameter* parameter : parameters_of(*made)) ++uses[parameter->name()];
-  }
+  const std::map<std::string, int> uses = uses_of_weights(spec);
   for (const ModelSpec& one : models) {
     for (const LayerSpec& layer : one.layers) {
       if (!model.kinds.contains(layer.kind))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -28,7 +29,9 @@ struct ModelSpec {
   TargetCount count_targets;  // of a micro-batch; empty: its counted labels
 };
 
-// The names of weights with several uses. Makes every layer once, which allocates nothing.
+// The number of uses of each weight, by name. Makes every layer once, which allocates nothing.
+std::map<std::string, int> uses_of_weights(const ModelSpec& model);
+// The names of weights with several uses.
 std::set<std::string> tied_weights(const ModelSpec& model);
 
 }  // namespace twobp
